@@ -1,0 +1,1 @@
+"""Splitpool: one LLM, two kinds of work, two vLLM pools, one address."""

@@ -1,0 +1,1 @@
+"""HTTP in, HTTP out; the only folder that imports starlette."""

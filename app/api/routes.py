@@ -1,0 +1,205 @@
+"""The HTTP surface: which path answers what. In: requests. Out: answers in OpenAI's shapes."""
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from app.api import bodies, problems, views
+from app.api.bodies import BodyBounds
+from app.api.stream import RelayResponse
+from app.classify.urgency import SERVED_TIER
+from app.contracts.exchange import PoolPort, PoolRequest, Reply
+from app.contracts.placement import Decision
+from app.contracts.request import Endpoint
+from app.errors import BodyTooLarge, SplitpoolError
+
+# Larger bodies are read and checked in a thread, so that others' chunks keep flowing.
+THREAD_FROM_BYTES = 64 * 1024
+Decide = Callable[[Endpoint, Mapping[str, Any], str | None], Awaitable[Decision]]
+REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class Api:
+    """Every route of one router replica."""
+
+    def __init__(self, decide: Decide, pools: Mapping[str, PoolPort], bounds: BodyBounds) -> None:
+        self._decide = decide
+        self._pools = pools
+        self._bounds = bounds
+        self._started = int(time.time())
+
+    def app(self) -> Starlette:
+        """The ASGI application."""
+        return Starlette(
+            routes=[
+                Route(Endpoint.CHAT, self.chat, methods=["POST"]),
+                Route(Endpoint.COMPLETIONS, self.completions, methods=["POST"]),
+                Route("/v1/route", self.route, methods=["POST"]),
+                Route("/tokenize", self.tokenize, methods=["POST"]),
+                Route("/v1/models", self.models),
+                Route("/v1/models/{model_id:path}", self.model),
+                Route("/v1/pools", self.pools),
+                Route("/health", self.health),
+            ],
+            exception_handlers={
+                SplitpoolError: _problem_response,
+                HTTPException: _http_problem,
+                Exception: _fault,
+            },
+        )
+
+    async def chat(self, request: Request) -> Response:
+        return await self._generate(Endpoint.CHAT, request)
+
+    async def completions(self, request: Request) -> Response:
+        return await self._generate(Endpoint.COMPLETIONS, request)
+
+    async def route(self, request: Request) -> Response:
+        """What would become of this body, and why, without generating."""
+        raw, body = await self._read(request)
+        endpoint = Endpoint.CHAT if "messages" in body else Endpoint.COMPLETIONS
+        decision = await self._decided(endpoint, body, raw, request)
+        return JSONResponse(views.decision(decision), headers=_identity(request))
+
+    async def tokenize(self, request: Request) -> Response:
+        raw, body = await self._read(request)
+        kind = Endpoint.CHAT if "messages" in body else Endpoint.COMPLETIONS
+        bodies.check(kind, body, self._bounds)
+        pool = next(iter(self._pools.values()))
+        return self._relayed(pool, PoolRequest("/tokenize", raw, _fresh_id()), _identity(request))
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model_card()]})
+
+    async def model(self, request: Request) -> Response:
+        bodies.check_model({"model": request.path_params["model_id"]}, self._bounds)
+        return JSONResponse(self._model_card())
+
+    async def pools(self, request: Request) -> Response:
+        """Every pool's live state, in the order of the configuration."""
+        rows = [views.pool(name, port.snapshots()) for name, port in self._pools.items()]
+        return JSONResponse({"object": "list", "data": rows})
+
+    async def health(self, request: Request) -> Response:
+        """200 while every pool has a live replica, 503 otherwise; each pool by name."""
+        alive = {name: len(port.snapshots()) for name, port in self._pools.items()}
+        states = {name: {"healthy": bool(n), "replicas": n} for name, n in alive.items()}
+        status = 200 if all(alive.values()) else 503
+        return JSONResponse({"healthy": status == 200, "pools": states}, status_code=status)
+
+    async def _generate(self, endpoint: Endpoint, request: Request) -> Response:
+        raw, body = await self._read(request)
+        decision = await self._decided(endpoint, body, raw, request)
+        destination = decision.placement.destination
+        pool_request = PoolRequest(
+            path=endpoint,
+            body=bodies.rewritten(raw, body),
+            request_id=_fresh_id(),
+            priority=destination.priority,
+            service_tier=SERVED_TIER[decision.sla_class.urgency],
+        )
+        headers = {
+            **_identity(request),
+            "x-pool": destination.pool,
+            "x-route-reason": decision.placement.reason,
+        }
+        exact = decision.facts.prompt_tokens.exact
+        return self._relayed(self._pools[destination.pool], pool_request, headers, exact)
+
+    async def _read(self, request: Request) -> tuple[bytes, dict[str, Any]]:
+        raw = await _received(request, self._bounds.body_bytes)
+        content_type = request.headers.get("content-type")
+        if len(raw) < THREAD_FROM_BYTES:
+            return raw, bodies.read(raw, content_type, self._bounds)
+        return raw, await asyncio.to_thread(bodies.read, raw, content_type, self._bounds)
+
+    async def _decided(
+        self, endpoint: Endpoint, body: dict[str, Any], raw: bytes, request: Request
+    ) -> Decision:
+        if len(raw) < THREAD_FROM_BYTES:
+            bodies.check(endpoint, body, self._bounds)
+        else:
+            await asyncio.to_thread(bodies.check, endpoint, body, self._bounds)
+        return await self._decide(endpoint, body, request.headers.get("x-urgency"))
+
+    def _relayed(
+        self,
+        pool: PoolPort,
+        pool_request: PoolRequest,
+        headers: Mapping[str, str],
+        prompt_tokens: int | None = None,
+    ) -> Response:
+        async def opener() -> tuple[Reply, Mapping[str, str]]:
+            reply = await pool.open(pool_request)
+            counted = reply.head.prompt_tokens or prompt_tokens
+            return reply, {} if counted is None else {"x-prompt-tokens": str(counted)}
+
+        # Starlette takes any ASGI application for a response.
+        return RelayResponse(opener, headers)  # type: ignore[return-value]
+
+    def _model_card(self) -> dict[str, Any]:
+        return {
+            "id": self._bounds.model_id,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "splitpool",
+            "max_model_len": self._bounds.max_model_len,
+        }
+
+
+async def _received(request: Request, limit: int) -> bytes:
+    """The whole body; refused as soon as it is known to be longer than the limit."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise BodyTooLarge(f"the body has more than {limit} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _fresh_id() -> str:
+    return uuid.uuid4().hex
+
+
+def _identity(request: Request) -> dict[str, str]:
+    """The client's own request id if it is fit for a header, or a new one."""
+    given = request.headers.get("x-request-id", "")
+    return {"x-request-id": given if REQUEST_ID.fullmatch(given) else _fresh_id()}
+
+
+def _problem_response(request: Request, error: Exception) -> Response:
+    assert isinstance(error, SplitpoolError)
+    return Response(
+        problems.body_of(error),
+        status_code=problems.status_of(error),
+        headers={**_identity(request), **problems.headers_of(error)},
+        media_type="application/json",
+    )
+
+
+def _http_problem(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    missing = {404: "no such path", 405: "this path does not take that method"}
+    message = missing.get(error.status_code, str(error.detail))
+    return Response(
+        problems.problem(message, "invalid_request_error", error.status_code),
+        status_code=error.status_code,
+        headers={**_identity(request), **(error.headers or {})},
+        media_type="application/json",
+    )
+
+
+def _fault(request: Request, error: Exception) -> Response:
+    """A fault of ours. Starlette logs it and raises it on; the client learns no detail."""
+    content = problems.problem("internal error", "server_error", 500)
+    return Response(content, status_code=500, media_type="application/json")

@@ -1,0 +1,1 @@
+"""Values that cross a boundary between two parts. Standard library only."""

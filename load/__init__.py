@@ -1,0 +1,1 @@
+"""The benchmark: speaks HTTP only, and is never imported by app."""
