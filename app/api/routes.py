@@ -1,7 +1,6 @@
 """The HTTP surface: which path answers what. In: requests. Out: answers in OpenAI's shapes."""
 
 import asyncio
-import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
@@ -25,7 +24,6 @@ from app.errors import BodyTooLarge, SplitpoolError
 # Larger bodies are read and checked in a thread, so that others' chunks keep flowing.
 THREAD_FROM_BYTES = 64 * 1024
 Decide = Callable[[Endpoint, Mapping[str, Any], str | None], Awaitable[Decision]]
-REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class Api:
@@ -68,14 +66,14 @@ class Api:
         raw, body = await self._read(request)
         endpoint = Endpoint.CHAT if "messages" in body else Endpoint.COMPLETIONS
         decision = await self._decided(endpoint, body, raw, request)
-        return JSONResponse(views.decision(decision), headers=_identity(request))
+        return JSONResponse(views.decision(decision))
 
     async def tokenize(self, request: Request) -> Response:
         raw, body = await self._read(request)
         kind = Endpoint.CHAT if "messages" in body else Endpoint.COMPLETIONS
         bodies.check(kind, body, self._bounds)
         pool = next(iter(self._pools.values()))
-        return self._relayed(pool, PoolRequest("/tokenize", raw, _fresh_id()), _identity(request))
+        return self._relayed(pool, PoolRequest("/tokenize", raw, _fresh_id()), {})
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model_card()]})
@@ -108,7 +106,6 @@ class Api:
             service_tier=SERVED_TIER[decision.sla_class.urgency],
         )
         headers = {
-            **_identity(request),
             "x-pool": destination.pool,
             "x-route-reason": decision.placement.reason,
         }
@@ -168,13 +165,8 @@ async def _received(request: Request, limit: int) -> bytes:
 
 
 def _fresh_id() -> str:
+    """An id for the engine. The client's own, which Ray Serve echoes, may come twice at once."""
     return uuid.uuid4().hex
-
-
-def _identity(request: Request) -> dict[str, str]:
-    """The client's own request id if it is fit for a header, or a new one."""
-    given = request.headers.get("x-request-id", "")
-    return {"x-request-id": given if REQUEST_ID.fullmatch(given) else _fresh_id()}
 
 
 def _problem_response(request: Request, error: Exception) -> Response:
@@ -182,7 +174,7 @@ def _problem_response(request: Request, error: Exception) -> Response:
     return Response(
         problems.body_of(error),
         status_code=problems.status_of(error),
-        headers={**_identity(request), **problems.headers_of(error)},
+        headers=problems.headers_of(error),
         media_type="application/json",
     )
 
@@ -194,7 +186,7 @@ def _http_problem(request: Request, error: Exception) -> Response:
     return Response(
         problems.problem(message, "invalid_request_error", error.status_code),
         status_code=error.status_code,
-        headers={**_identity(request), **(error.headers or {})},
+        headers=error.headers,
         media_type="application/json",
     )
 

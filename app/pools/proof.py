@@ -76,7 +76,7 @@ class Proof:
         if not any(e.token_ids for e in expected):
             raise ProofFailed(f"the reference answers of {self.references} are empty")
         fraction = agreement([e.token_ids for e in expected], [a.token_ids for a in given])
-        return Agreement(len(expected), fraction, self.references)
+        return Agreement(len(expected), fraction, Path(self.references).name)
 
     def _complaint(self, engine: Engine, found: Agreement) -> str:
         facts = engine.facts()

@@ -89,8 +89,11 @@ class VllmEngine:
             first = await call.chunk()
             if content_type.startswith("text/event-stream") and _is_error_event(first):
                 # The engine failed before its first token: the status can still say so.
-                first = _event_data(first)
-                status, content_type = int(json.loads(first)["error"]["code"]), "application/json"
+                problem = _event_data(first)
+                status = int(json.loads(problem)["error"]["code"])
+                yield ReplyHead(status, "application/json", sum(call.prompt_lengths) or None)
+                yield problem
+                return
             yield ReplyHead(status, content_type, sum(call.prompt_lengths) or None)
             if status == 200 and request.service_tier is not None:
                 first = with_service_tier(first, request.service_tier)

@@ -1,26 +1,13 @@
 """One Ray for the tier, with logical GPUs, and one simulated application on it."""
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 import ray
-import yaml
 from ray import serve
 
 from app.graph import build
-
-CONFIGS = Path(__file__).parents[2] / "serve_configs"
-PORT = 8765
-URL = f"http://127.0.0.1:{PORT}"
-
-
-def app_args(name: str) -> dict[str, Any]:
-    """The builder's arguments in one of the shipped files."""
-    args: dict[str, Any] = yaml.safe_load((CONFIGS / name).read_text())["applications"][0]["args"]
-    return args
+from tests.serve.support import PORT, URL, app_args, wait_for
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +19,10 @@ def cluster() -> Iterator[None]:
         include_dashboard=False,
         logging_level="ERROR",
     )
-    serve.start(http_options={"host": "127.0.0.1", "port": PORT})
+    serve.start(
+        http_options={"host": "127.0.0.1", "port": PORT},
+        logging_config={"enable_access_log": False},
+    )
     yield
     serve.shutdown()
     ray.shutdown()
@@ -44,15 +34,3 @@ def simulated(cluster: None) -> str:
     serve.run(build(app_args("simulated.yaml")), name="splitpool", route_prefix="/sim")
     wait_for(f"{URL}/sim/health")
     return f"{URL}/sim"
-
-
-def wait_for(health: str, limit_s: float = 60.0) -> None:
-    """Until the application says that every pool is there."""
-    import time
-
-    end = time.monotonic() + limit_s
-    while time.monotonic() < end:
-        if httpx.get(health, timeout=5).status_code == 200:
-            return
-        time.sleep(0.2)
-    raise AssertionError(f"{health} was not healthy within {limit_s} s")

@@ -8,7 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import wait_for
+
+from tests.serve.support import wait_for
 
 HI = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 LONG = {"messages": [{"role": "user", "content": "word " * 3000}], "max_tokens": 2}
@@ -71,7 +72,8 @@ def test_the_slots_of_a_cut_stream_are_free_within_seconds(simulated: str) -> No
     """The snapshot is a second old at most, so two are allowed for it and the abort."""
     body = {**HI, "stream": True, "max_tokens": 3000}
     with httpx.stream("POST", f"{simulated}/v1/chat/completions", json=body, timeout=30) as answer:
-        next(answer.iter_lines())
+        lines = answer.iter_lines()
+        assert next(lines).startswith("data: ")
         assert until(lambda: pool_row(simulated, "latency")["running"] == 1, 3)
     assert until(lambda: pool_row(simulated, "latency")["running"] == 0, 3)
 

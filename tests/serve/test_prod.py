@@ -3,11 +3,11 @@
 from typing import Any
 
 import httpx
-from conftest import URL, app_args, wait_for
 from ray import serve
 from ray.util import placement_group_table
 
 from app.graph import build
+from tests.serve.support import URL, app_args, wait_for
 
 SPEEDS = {"prefill_tokens_per_s": 1e5, "decode_tokens_per_s": 1e3, "kv_tokens": 400_000}
 
