@@ -24,8 +24,8 @@ REFERENCE_TOKENS = 12
 # Of eighteen short factual questions, those on which float32 and bfloat16 greedy answers of
 # transformers 5.24 are the same twelve tokens, so that rounding alone does not fail an engine.
 PROMPTS: tuple[str, ...] = (
-    "What is the capital of France?",
     "What is the capital of Japan?",
+    "What is the capital of France?",
     "What is the capital of Germany?",
     "What is the capital of England?",
     "What is the capital of China?",
@@ -72,7 +72,7 @@ def convert(target: Path) -> None:
     tokenizer.save_pretrained(target)
     _say("reading them back and answering the reference prompts")
     references = reference_answers(target)
-    if "Paris" not in references["prompts"][0]["text"]:
+    if "Tokyo" not in references["prompts"][0]["text"]:
         raise ModelInvalid(f"the converted model answers wrongly: {references['prompts'][0]}")
     (target / REFERENCES).write_text(json.dumps(references, indent=1))
 

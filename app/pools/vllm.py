@@ -16,6 +16,8 @@ from app.contracts.exchange import PoolRequest, ReplyHead
 from app.contracts.pool import EngineFacts, EngineLoad
 
 PRIORITY_HEADER = b"x-vllm-priority"
+# How long vLLM may take to act on a disconnect; it takes one step of its event loop.
+DISCONNECT_LIMIT_S = 1.0
 # Prompt lengths of the request that runs in this context, as handed to the engine.
 _prompt_lengths: contextvars.ContextVar[list[int]] = contextvars.ContextVar("prompt_lengths")
 
@@ -164,6 +166,7 @@ class _AsgiCall:
         self.prompt_lengths: list[int] = []
         self._body: bytes | None = request.body
         self._sent: asyncio.Queue[Any] = asyncio.Queue()
+        self._gone = asyncio.Event()
         context = contextvars.copy_context()
         context.run(_prompt_lengths.set, self.prompt_lengths)
         self._task = asyncio.get_running_loop().create_task(
@@ -183,7 +186,12 @@ class _AsgiCall:
                 return bytes(message["body"])
 
     async def close(self) -> None:
-        """End the request; vLLM aborts what still runs."""
+        """End the request; vLLM aborts what still runs when it is told of a disconnect.
+
+        Cancelling alone is not enough: the task that vLLM waits for an answer in would live on.
+        """
+        self._gone.set()
+        await asyncio.wait((self._task,), timeout=DISCONNECT_LIMIT_S)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
@@ -206,9 +214,8 @@ class _AsgiCall:
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
-        # A client that goes away cancels the task, so a disconnect never has to be told.
-        await asyncio.Event().wait()
-        raise AssertionError("an event that nobody sets was set")
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
 
 
 def _scope(request: PoolRequest) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 from openai import OpenAI
 
 MODEL = "smollm2-135m-instruct"
-CAPITAL: Any = [{"role": "user", "content": "What is the capital of France?"}]
+CAPITAL: Any = [{"role": "user", "content": "What is the capital of Japan?"}]
 WEATHER: Any = {
     "type": "function",
     "function": {
@@ -32,7 +32,7 @@ def test_chat_is_answered_rightly_by_both_pools(client: OpenAI, tier: Any) -> No
     answer = client.chat.completions.create(
         model=MODEL, messages=CAPITAL, max_tokens=12, temperature=0, service_tier=tier
     )
-    assert answer.choices[0].message.content == "The capital of France is Paris."
+    assert answer.choices[0].message.content == "The capital of Japan is Tokyo."
     assert answer.service_tier == tier
     assert answer.model == MODEL
 
@@ -50,7 +50,7 @@ def test_a_stream_with_usage_is_the_whole_answer_in_parts(client: OpenAI, tier: 
     chunks = list(stream)
     parts = [c.choices[0].delta.content or "" for c in chunks if c.choices]
     usages = [c.usage for c in chunks if c.usage is not None]
-    assert "".join(parts) == "The capital of France is Paris."
+    assert "".join(parts) == "The capital of Japan is Tokyo."
     assert len(usages) == 1
     assert chunks[0].service_tier == tier
     assert {c.model for c in chunks} == {MODEL}
