@@ -13,6 +13,7 @@ from tests.serve.support import PORT, URL, app_args, wait_for
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
     ray.init(
+        address="local",
         num_cpus=32,
         num_gpus=4,
         resources={"accelerator_type:H100": 1, "accelerator_type:L40S": 1},
