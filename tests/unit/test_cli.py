@@ -1,0 +1,30 @@
+from pathlib import Path
+
+import pytest
+
+from app import cli
+
+CONFIGS = Path(__file__).parents[2] / "serve_configs"
+
+
+def test_config_prints_every_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", str(CONFIGS / "local.yaml")]) == 0
+    assert "health_check_period_s: 5.0" in capsys.readouterr().out
+
+
+def test_a_refusal_is_one_line_and_not_zero(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("applications: []\n")
+    assert cli.main(["config", str(path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("applications: ")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["model", "config"])
+def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    assert f"example: splitpool {command} " in capsys.readouterr().out
