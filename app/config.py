@@ -218,8 +218,11 @@ class PoolSettings(Settings):
     )
     deployment: DeploymentSettings = Field(description="Ray Serve's deployment options.")
     env: dict[str, str] = Field(default_factory=dict, description="Environment of the replica.")
-    chunk_interval_ms: float = Field(
-        default=0.0, ge=0, le=1000, description="Least time between two chunks of one stream, ms."
+    chunks_per_s: float = Field(
+        default=800.0,
+        gt=0,
+        description="Chunks a replica sends per second, all streams together; tokens that come "
+        "faster are joined. The default was measured with load/overhead.py.",
     )
 
     @model_validator(mode="after")

@@ -93,7 +93,7 @@ def _pool(name: str, settings: AppSettings, handles: dict[str, Application]) -> 
         name,
         partial(ENGINES[pool.engine], name, settings),
         proof,
-        pool.chunk_interval_ms / 1000,
+        pool.chunks_per_s,
         handles[other] if kind == "pool" else None,
     )
 

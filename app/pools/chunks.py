@@ -1,22 +1,24 @@
-"""Joins what an engine produces while the last chunk was on its way; the first goes at once.
+"""Joins chunks of one stream when a replica has more to send than the way to the client carries.
 
-Each item that crosses an actor boundary costs as much as many tokens do, so a caller that falls
-behind gets several in one. Nothing is held back to make a chunk larger unless an interval is set.
+Each item that crosses an actor boundary costs as much as many tokens do. The first chunk and the
+last go at once; between them a stream sends no oftener than its share of the replica's rate, so
+that at one stream nothing is held back and at many several tokens travel together.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from app.contracts.exchange import ReplyHead
 
 
 async def joined(
-    source: AsyncGenerator[ReplyHead | bytes, None], interval_s: float
+    source: AsyncGenerator[ReplyHead | bytes, None], interval_s: Callable[[], float]
 ) -> AsyncGenerator[ReplyHead | bytes, None]:
-    """The head, then the chunks of `source`, at least `interval_s` apart; closes `source`."""
+    """The head, then the chunks of `source`, at least `interval_s()` apart; closes `source`."""
     waiting: list[bytes] = []
     changed = asyncio.Event()
+    now = asyncio.get_running_loop().time
 
     async def pump() -> None:
         try:
@@ -29,15 +31,18 @@ async def joined(
     async with aclosing(source):
         yield await anext(source)
         task = asyncio.create_task(pump())
+        due = now()
         try:
             while waiting or not task.done():
                 await changed.wait()
                 changed.clear()
+                if now() < due:
+                    await asyncio.wait((task,), timeout=due - now())
                 if waiting:
                     chunk = b"".join(waiting)
                     waiting.clear()
                     yield chunk
-                    await asyncio.sleep(interval_s)
+                    due = now() + interval_s()
             await task
         finally:
             task.cancel()

@@ -6,6 +6,7 @@ In: `PoolRequest`. Out: a `ReplyHead`, then chunks of bytes. Knows nothing of ot
 import os
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any
 
 from app.contracts.exchange import PoolRequest, ReplyHead
@@ -27,21 +28,31 @@ class PoolServer:
         pool: str,
         make_engine: Callable[[], Engine],
         proof: Proof,
-        chunk_interval_s: float,
+        chunks_per_s: float,
         reference: Any,
     ) -> None:
         begun = time.monotonic()
         self._pool = pool
         self._engine = make_engine()
-        self._chunk_interval_s = chunk_interval_s
+        self._chunks_per_s = chunks_per_s
+        self._streams = 0
         await self._engine.start()
         ask = None if reference is None else reference.known_answers.remote
         self._agreement = await proof.run(self._engine, ask)
         self._start_s = time.monotonic() - begun
 
     async def respond(self, request: PoolRequest) -> AsyncGenerator[ReplyHead | bytes, None]:
-        async for item in joined(self._engine.respond(request), self._chunk_interval_s):
-            yield item
+        self._streams += 1
+        try:
+            async with aclosing(joined(self._engine.respond(request), self._interval_s)) as items:
+                async for item in items:
+                    yield item
+        finally:
+            self._streams -= 1
+
+    def _interval_s(self) -> float:
+        """A stream's share of this replica's chunks, as the time from one to the next."""
+        return self._streams / self._chunks_per_s
 
     async def snapshot(self) -> PoolSnapshot:
         return PoolSnapshot(

@@ -83,7 +83,7 @@ def test_chunks_that_pile_up_are_joined_and_none_is_lost() -> None:
         for number in range(10):
             yield bytes([number])
 
-    items = asyncio.run(collected(joined(source(), 0.001)))
+    items = asyncio.run(collected(joined(source(), lambda: 0.001)))
     assert b"".join(items[1:]) == bytes(range(10))
     assert len(items) < 11
 
@@ -97,7 +97,7 @@ def test_a_failure_comes_after_the_chunks_before_it() -> None:
     seen: list[Any] = []
 
     async def scene() -> None:
-        async for item in joined(source(), 0.0):
+        async for item in joined(source(), lambda: 0.0):
             seen.append(item)  # noqa: PERF401 - what came before the failure is wanted
 
     with pytest.raises(RuntimeError, match="engine died"):
