@@ -219,7 +219,7 @@ class PoolSettings(Settings):
     deployment: DeploymentSettings = Field(description="Ray Serve's deployment options.")
     env: dict[str, str] = Field(default_factory=dict, description="Environment of the replica.")
     chunks_per_s: float = Field(
-        default=800.0,
+        default=600.0,
         gt=0,
         description="Chunks a replica sends per second, all streams together; tokens that come "
         "faster are joined. The default was measured with load/overhead.py.",

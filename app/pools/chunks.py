@@ -2,7 +2,8 @@
 
 Each item that crosses an actor boundary costs as much as many tokens do. The first chunk and the
 last go at once; between them a stream sends no oftener than its share of the replica's rate, so
-that at one stream nothing is held back and at many several tokens travel together.
+that at one stream nothing is held back and at many several tokens travel together. A wait that
+ends late says that this process cannot keep up; the next one grows by as much.
 """
 
 import asyncio
@@ -36,13 +37,15 @@ async def joined(
             while waiting or not task.done():
                 await changed.wait()
                 changed.clear()
+                late_s = 0.0
                 if now() < due:
                     await asyncio.wait((task,), timeout=due - now())
+                    late_s = max(0.0, now() - due)
                 if waiting:
                     chunk = b"".join(waiting)
                     waiting.clear()
                     yield chunk
-                    due = now() + interval_s()
+                    due = now() + interval_s() + late_s
             await task
         finally:
             task.cancel()

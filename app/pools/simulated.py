@@ -179,11 +179,19 @@ class SimulatedEngine:
             for index in range(job.sequences):
                 yield self._chunk(job, _delta(job, index, "", None, role="assistant"))
         words = job.words()
+        # Written once: this engine must not be what a measurement of the router measures.
+        events = {
+            (index, word): self._chunk(job, _delta(job, index, word, None))
+            for index in range(job.sequences)
+            for word in set(words)
+        }
         for number, word in enumerate(words, start=1):
             await asyncio.sleep(begun + number * step_s - time.monotonic())
-            finish = "length" if number == len(words) else None
             for index in range(job.sequences):
-                yield self._chunk(job, _delta(job, index, word, finish))
+                if number < len(words):
+                    yield events[index, word]
+                else:
+                    yield self._chunk(job, _delta(job, index, word, "length"))
         if (job.body.get("stream_options") or {}).get("include_usage"):
             yield self._event({**self._frame(job, chunk=True), "choices": [], "usage": job.usage()})
         yield b"data: [DONE]\n\n"

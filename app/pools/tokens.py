@@ -11,7 +11,7 @@ from app.config import PoolSettings
 from app.contracts.request import Endpoint
 from app.errors import MalformedRequest
 from app.pools.simulated import BYTES_PER_TOKEN, prompt_tokens
-from app.pools.vllm import llm_config
+from app.pools.vllm import import_ray_llm, llm_config
 
 # A tokenizer without normalization keeps every byte. The others grow a text in UTF-8 at most
 # elevenfold (Unicode NFKC; NFC threefold): unicode.org/faq/normalization.
@@ -48,6 +48,7 @@ class VllmCounter:
     """Renders and tokenizes with vLLM's own code, in its thread pool."""
 
     def __init__(self, source: str, pool: PoolSettings) -> None:
+        import_ray_llm()
         from ray.llm._internal.serve.routing_policies.kv_aware.vllm.tokenizer import (
             TokenizeError,
             Tokenizer,

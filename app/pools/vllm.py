@@ -7,7 +7,9 @@ mapping are exactly those of its own server. What leaves are raw bytes. The one 
 
 import asyncio
 import contextvars
+import importlib
 import json
+import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -15,11 +17,31 @@ from app.config import PoolSettings
 from app.contracts.exchange import PoolRequest, ReplyHead
 from app.contracts.pool import EngineFacts, EngineLoad
 
+logger = logging.getLogger(__name__)
+
+# Entries that ray.serve.llm 2.60.0 registers on import; each can be lost to another process once.
+REGISTRY_ENTRIES = 4
 PRIORITY_HEADER = b"x-vllm-priority"
 # How long vLLM may take to act on a disconnect; it takes one step of its event loop.
 DISCONNECT_LIMIT_S = 1.0
 # Prompt lengths of the request that runs in this context, as handed to the engine.
 _prompt_lengths: contextvars.ContextVar[list[int]] = contextvars.ContextVar("prompt_lengths")
+
+
+def import_ray_llm() -> None:
+    """Import `ray.serve.llm`, again if another process of the cluster did it at the same moment.
+
+    On import ray 2.60.0 checks and then fills a registry that the whole cluster shares; of two
+    processes that start together one may raise ValueError, and finds it filled on the next try.
+    """
+    for attempt in range(REGISTRY_ENTRIES + 1):
+        try:
+            importlib.import_module("ray.serve.llm.deployment")
+            return
+        except ValueError as error:
+            if "already registered" not in str(error) or attempt == REGISTRY_ENTRIES:
+                raise
+            logger.info("importing ray.serve.llm again: %s", error)
 
 
 def llm_config(model_id: str, source: str, pool: PoolSettings) -> Any:
@@ -51,6 +73,7 @@ class VllmEngine:
         self._tap = SchedulerTap()
 
     async def start(self) -> None:
+        import_ray_llm()
         from ray.serve.llm.deployment import LLMServer
 
         config = llm_config(self._inner_id, self._source, self._pool)

@@ -1,4 +1,4 @@
-"""One real application for the tier: `local.yaml`, as `make serve` runs it.
+"""One real application for the tier: `make serve`, as the README has it.
 
 `SPLITPOOL_URL` names a server that runs already, for work on the tests themselves.
 """
@@ -35,7 +35,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("serve") / "serve.log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            [BIN / "serve", "run", "serve_configs/local.yaml"],
+            ["make", "serve"],
             cwd=ROOT,
             env={**os.environ, **OFFLINE},
             stdout=output,
