@@ -19,8 +19,7 @@ export HF_HUB_OFFLINE := 1
 setup: $(VENV)/.installed $(MODEL)/references.json
 
 serve: setup
-	$(BIN)/splitpool config serve_configs/local.yaml
-	$(BIN)/serve run serve_configs/local.yaml
+	$(BIN)/splitpool serve serve_configs/local.yaml
 
 # The tiers run apart: a Ray that one has started is not to be seen by the next.
 test: setup

@@ -1,12 +1,14 @@
 """The console script `splitpool`: one function a subcommand, one line on stderr for a refusal."""
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 from app import config
 from app.errors import SplitpoolError
 from app.model import DEFAULT_OUT, prepare
+from app.pools import weights
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,6 +34,11 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     check.add_argument("file", type=Path, help="the file")
     check.set_defaults(run=_config)
+    serve = _command(
+        commands, "serve", "check a Serve config file, then run it", "serve_configs/local.yaml"
+    )
+    serve.add_argument("file", type=Path, help="the file")
+    serve.set_defaults(run=_serve)
     return parser
 
 
@@ -48,3 +55,12 @@ def _model(options: argparse.Namespace) -> None:
 
 def _config(options: argparse.Namespace) -> None:
     print(config.effective(config.load(options.file)))
+
+
+def _serve(options: argparse.Namespace) -> None:
+    """Becomes `serve run`, which alone would try a bad file again and again and never end."""
+    settings = config.load(options.file)
+    weights.check(settings)
+    print(config.effective(settings), flush=True)
+    serve = str(Path(sys.executable).parent / "serve")
+    os.execv(serve, [serve, "run", str(options.file)])

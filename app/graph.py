@@ -12,13 +12,13 @@ from ray.util.accelerators import accelerators
 
 from app.config import AppSettings, DeploymentSettings, PoolSettings, effective, parse
 from app.errors import ConfigInvalid
+from app.pools import weights
 from app.pools.engine import Engine
 from app.pools.proof import Proof
 from app.pools.server import PoolServer
 from app.pools.simulated import SimulatedEngine
 from app.pools.tokens import SimulatedCounter, TokenCounter, VllmCounter
 from app.pools.vllm import VllmEngine
-from app.pools.weights import check_source
 from app.router import InferenceRouter
 
 logger = logging.getLogger(__name__)
@@ -32,8 +32,7 @@ def build(args: dict[str, Any]) -> Application:
     """The application of a Serve config file's `args`; `ConfigInvalid` names each bad key."""
     settings = parse(args)
     logger.info("effective configuration:\n%s", effective(settings))
-    if any(pool.engine == "vllm" for pool in settings.pools.values()):
-        check_source(Path(settings.model.source))
+    weights.check(settings)
     handles: dict[str, Application] = {}
     for name in _dependency_order(settings):
         handles[name] = _pool(name, settings, handles)

@@ -3,7 +3,14 @@
 import json
 from pathlib import Path
 
+from app.config import AppSettings
 from app.errors import ModelInvalid
+
+
+def check(settings: AppSettings) -> None:
+    """`ModelInvalid` if a real engine is to serve a model that cannot be served."""
+    if any(pool.engine == "vllm" for pool in settings.pools.values()):
+        check_source(Path(settings.model.source))
 
 
 def check_source(source: Path) -> None:

@@ -23,7 +23,26 @@ def test_a_refusal_is_one_line_and_not_zero(
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["model", "config"])
+@pytest.mark.parametrize(
+    ("was", "now", "complaint"),
+    [
+        ("max_num_seqs: 8", "max_num_sequences: 8", "pools.latency.vllm.max_num_sequences: "),
+        ("source: .models/SmolLM2-135M-Instruct", "source: .models/none", "model.source: "),
+    ],
+)
+def test_serve_refuses_before_it_starts_anything(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], was: str, now: str, complaint: str
+) -> None:
+    """cases.md 71 and 72: the field and a status, not a deployment that never comes up."""
+    text = (CONFIGS / "local.yaml").read_text()
+    assert was in text
+    path = tmp_path / "bad.yaml"
+    path.write_text(text.replace(was, now))
+    assert cli.main(["serve", str(path)]) == 1
+    assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["model", "config", "serve"])
 def test_help_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
