@@ -3,12 +3,15 @@
 import argparse
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
-from app import config
+from app import config, facts
 from app.errors import SplitpoolError
 from app.model import DEFAULT_OUT, prepare
 from app.pools import weights
+from app.replay import replay
+from app.routing.table import RoutingTable
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -39,6 +42,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("file", type=Path, help="the file")
     serve.set_defaults(run=_serve)
+    again = _command(
+        commands, "replay", "count where recorded requests would go under other settings",
+        "--facts facts.jsonl --set routing.long_prompt_tokens=4096",
+    )  # fmt: skip
+    again.add_argument("--facts", type=Path, required=True, help="what routing.facts_file recorded")
+    again.add_argument(
+        "--config", type=Path, default=Path("serve_configs/local.yaml"), help="the settings then"
+    )
+    again.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="a setting to change"
+    )
+    again.set_defaults(run=_replay)
     return parser
 
 
@@ -61,6 +76,29 @@ def _serve(options: argparse.Namespace) -> None:
     """Becomes `serve run`, which alone would try a bad file again and again and never end."""
     settings = config.load(options.file)
     weights.check(settings)
+    if any(pool.vllm.extra for pool in settings.pools.values() if pool.engine == "vllm"):
+        weights.check_arguments(settings)
     print(config.effective(settings), flush=True)
     serve = str(Path(sys.executable).parent / "serve")
     os.execv(serve, [serve, "run", str(options.file)])
+
+
+def _replay(options: argparse.Namespace) -> None:
+    then = config.load(options.config)
+    now = config.changed(then, options.set)
+    found = replay(facts.read(options.facts), _side(then), _side(now))
+    print(f"{found.requests} requests, recorded as", _counts(found.recorded))
+    for (sla_class, pool), count in sorted(found.homes.items()):
+        print(f"{count:8} {sla_class} to {pool}")
+    for (old, new), count in sorted(found.moved.items()):
+        print(f"{count:8} moved: {old} -> {new}")
+    if found.unsettled:
+        print(f"{found.unsettled:8} unsettled: never counted, and a threshold is within the bounds")
+
+
+def _side(settings: config.AppSettings) -> tuple[RoutingTable, int]:
+    return settings.routing.destinations(), settings.routing.long_prompt_tokens
+
+
+def _counts(counter: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counter.items())) or "nothing"

@@ -5,6 +5,7 @@ with the path of each bad key. Knows nothing of Ray or vLLM, whose own parameter
 """
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -71,6 +72,19 @@ class RoutingSettings(Settings):
         description="Urgency, then shape, to a destination. Every cell is required."
     )
 
+    max_wait_s: dict[Urgency, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict,
+        description="Longest wait for a slot by urgency, seconds; unset: no limit. Header "
+        "x-max-wait-s overrides it.",
+    )
+    long_output_tokens: int = Field(
+        default=1024, ge=1, description="Output that counts as misrouted in a pool for short work."
+    )
+
+    facts_file: str | None = Field(
+        default=None, description="Appends each request's facts, without text; unset: none."
+    )
+
     @model_validator(mode="after")
     def _every_cell(self) -> Self:
         for urgency in Urgency:
@@ -87,12 +101,61 @@ class RoutingSettings(Settings):
         }
 
 
+class LendingSettings(Settings):
+    """On what terms a pool's idle slots, never its headroom, are lent to deferrable work."""
+
+    share: float = Field(gt=0, le=1, description="Fraction of the slots lent at most.")
+    max_prompt_tokens: int = Field(ge=1, description="Longest prompt that may borrow, tokens.")
+    max_output_tokens: int = Field(
+        ge=1, description="Largest declared max_tokens that may borrow; it must be declared."
+    )
+    yield_to: Literal["slot", "chat"] = Field(
+        default="slot",
+        description="What ends a loan: a slot that is needed, or any request of the pool's own.",
+    )
+    resume_after_s: float = Field(
+        default=2.0, ge=0, description="Seconds of quiet before slots are lent again."
+    )
+    interval_s: float = Field(
+        default=0.0, ge=0, description="Seconds from one loan to the next at least."
+    )
+    max_tpot_increase: float = Field(
+        default=1.25, ge=1, description="Loans end while they cost running chats more than this."
+    )
+    from_busy_fraction: float = Field(
+        default=1.0, ge=0, le=1, description="Borrow once this fraction of the home slots is taken."
+    )
+
+
+class AdmissionSettings(Settings):
+    """How full a replica gets, and what becomes of a request past that."""
+
+    headroom: float = Field(
+        default=0.0, ge=0, lt=1, description="Fraction of the slots never given to deferrable work."
+    )
+    max_queued: int = Field(default=0, ge=0, description="Requests that may wait in one replica.")
+    max_queued_tokens: int = Field(
+        default=2**31 - 1, ge=1, description="Prompt tokens that may wait in one replica."
+    )
+    aging_s: float = Field(
+        default=30.0, gt=0, description="Seconds of waiting that one level of priority is worth."
+    )
+    spill: DestinationSettings | None = Field(
+        default=None, description="Where a request goes for which there is no slot; unset: 429."
+    )
+    lending: LendingSettings | None = Field(
+        default=None, description="Terms of loans; unset: none."
+    )
+
+
 class LimitSettings(Settings):
     """Bounds on what a client may send."""
 
     body_bytes: int = Field(default=8 * 2**20, ge=1024, description="Longest request body, bytes.")
     sequences: int = Field(default=16, ge=1, description="Largest n and best_of of one request.")
-    prompts: int = Field(default=64, ge=1, description="Most prompts in one completion request.")
+    prompts: int = Field(
+        default=64, ge=1, description="Most prompts, and prompts times n, of one request."
+    )
 
 
 class AutoscalingSettings(Settings):
@@ -159,7 +222,8 @@ class ProofSettings(Settings):
     """How a replica proves itself before it takes traffic."""
 
     references: str = Field(
-        description="File of reference answers, or `pool:NAME` to ask that pool, or `none`."
+        description="File of reference answers, `pool:NAME` to ask that pool, `known` for a few "
+        "prompts with an answer everybody knows, or `none`."
     )
     min_agreement: float = Field(
         default=0.5, ge=0, le=1, description="Share of reference tokens it must reproduce."
@@ -188,6 +252,15 @@ class VllmSettings(Settings):
     scheduling_policy: Literal["fcfs", "priority"] = Field(
         default="fcfs", description="Order of the engine's queue."
     )
+    max_num_queued_reqs: int | None = Field(
+        default=None, ge=1, description="Sequences that the engine itself refuses to exceed."
+    )
+    max_num_queued_tokens: int | None = Field(
+        default=None, ge=1, description="Prompt tokens that the engine itself lets wait."
+    )
+    long_prefill_token_threshold: int | None = Field(
+        default=None, ge=1, description="Tokens of one prompt computed in one step at most."
+    )
     extra: dict[str, Any] = Field(
         default_factory=dict, description="Any other argument of vLLM's engine or frontend."
     )
@@ -209,6 +282,12 @@ class PoolSettings(Settings):
         default=None, description="Speeds; required by the simulated engine."
     )
     proof: ProofSettings = Field(description="What a replica must answer before it takes traffic.")
+    admission: AdmissionSettings = Field(
+        default=AdmissionSettings(), description="How full a replica gets."
+    )
+    niceness: int = Field(
+        default=0, ge=0, le=19, description="Added to the niceness of the replica's processes."
+    )
     device: Literal["cpu", "gpu"] = Field(description="What the engine runs on.")
     accelerator_type: str | None = Field(
         default=None, description="Ray's name of the GPU type, such as H100."
@@ -235,7 +314,25 @@ class PoolSettings(Settings):
             raise ValueError("device is gpu and bundle has no GPU")
         if any(amount < 0 for amount in self.bundle.values()):
             raise ValueError("bundle has a negative amount")
+        if self.deployment.max_ongoing_requests < 2 * self.most_requests:
+            # Beyond it Serve holds requests back where nobody sees or orders them; what comes
+            # back from another pool is taken beyond the bound of the queue.
+            raise ValueError(
+                f"deployment.max_ongoing_requests {self.deployment.max_ongoing_requests} must be "
+                "at least twice vllm.max_num_seqs and admission.max_queued together, "
+                f"{2 * self.most_requests}"
+            )
         return self
+
+    @property
+    def most_requests(self) -> int:
+        """Requests that one replica runs and lets wait."""
+        return self.vllm.max_num_seqs + self.admission.max_queued
+
+    @property
+    def headroom_slots(self) -> int:
+        """Slots of one replica that deferrable work never takes."""
+        return math.ceil(self.admission.headroom * self.vllm.max_num_seqs)
 
 
 class AppSettings(Settings):
@@ -244,21 +341,50 @@ class AppSettings(Settings):
     model: ModelSettings
     routing: RoutingSettings
     limits: LimitSettings = LimitSettings()
-    router: DeploymentSettings = DeploymentSettings()
+    router: DeploymentSettings = DeploymentSettings(max_ongoing_requests=10_000)
     pools: Annotated[dict[str, PoolSettings], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _destinations_exist(self) -> Self:
         for urgency, row in self.routing.table.items():
             for shape, cell in row.items():
-                where = f"routing.table.{urgency}.{shape}"
-                if cell.pool not in self.pools:
-                    raise ValueError(f"{where}.pool: no pool is named {cell.pool!r}")
-                policy = self.pools[cell.pool].vllm.scheduling_policy
-                if cell.priority and policy != "priority":
-                    raise ValueError(
-                        f"{where}.priority needs pools.{cell.pool}.vllm.scheduling_policy: priority"
-                    )
+                self._check_destination(f"routing.table.{urgency}.{shape}", cell)
+        for name, pool in self.pools.items():
+            spill = pool.admission.spill
+            if spill is not None:
+                self._check_destination(f"pools.{name}.admission.spill", spill)
+                if spill.pool == name:
+                    raise ValueError(f"pools.{name}.admission.spill.pool: a pool cannot be its own")
+        return self
+
+    def _check_destination(self, where: str, cell: DestinationSettings) -> None:
+        if cell.pool not in self.pools:
+            raise ValueError(f"{where}.pool: no pool is named {cell.pool!r}")
+        if cell.priority and self.pools[cell.pool].vllm.scheduling_policy != "priority":
+            raise ValueError(
+                f"{where}.priority needs pools.{cell.pool}.vllm.scheduling_policy: priority"
+            )
+
+    @model_validator(mode="after")
+    def _router_holds_what_the_pools_hold(self) -> Self:
+        # A full router hears no pool and takes no chat.
+        least = 2 * sum(pool.most_requests for pool in self.pools.values())
+        if self.router.max_ongoing_requests < least:
+            raise ValueError(
+                f"router.max_ongoing_requests {self.router.max_ongoing_requests} must be at least "
+                f"{least}, twice what one replica of each pool runs and lets wait"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _widest_request_fits_the_engines_bound(self) -> Self:
+        for name, pool in self.pools.items():
+            bound, least = pool.vllm.max_num_queued_reqs, self.limits.prompts
+            if bound is not None and bound < pool.vllm.max_num_seqs + least:
+                raise ValueError(
+                    f"pools.{name}.vllm.max_num_queued_reqs {bound} must be at least max_num_seqs "
+                    f"and limits.prompts together, {pool.vllm.max_num_seqs + least}"
+                )
         return self
 
     @model_validator(mode="after")
@@ -267,6 +393,8 @@ class AppSettings(Settings):
             kind, _, other = pool.proof.references.partition(":")
             if kind == "pool" and (other not in self.pools or other == name):
                 raise ValueError(f"pools.{name}.proof.references: no other pool is {other!r}")
+            if kind == "pool" and self.pools[other].proof.references.startswith("pool:"):
+                raise ValueError(f"pools.{name}.proof.references: {other} is held against a pool")
         return self
 
 
@@ -310,6 +438,24 @@ def load(path: Path) -> AppSettings:
     except (OSError, yaml.YAMLError) as error:
         raise ConfigInvalid(f"{path}: {error}") from error
     return parse(_validated(ServeFile, content).applications[0].args)
+
+
+def changed(settings: AppSettings, changes: list[str]) -> AppSettings:
+    """Settings with some values replaced, each given as `path.to.key=value` in YAML's notation."""
+    content = settings.model_dump(mode="json", exclude_unset=True)
+    for change in changes:
+        path, is_given, value = change.partition("=")
+        *parents, key = path.split(".")
+        place = content
+        try:
+            for parent in parents:
+                place = place[parent]
+            place[key] = yaml.safe_load(value)
+        except (KeyError, TypeError, yaml.YAMLError) as error:
+            raise ConfigInvalid(f"{path}: there is no such setting") from error
+        if not is_given:
+            raise ConfigInvalid(f"{path}: a change is written KEY=VALUE")
+    return parse(content)
 
 
 def effective(settings: AppSettings) -> str:

@@ -7,11 +7,13 @@ SplitpoolError
 │   ├── BodyTooLarge        more bytes than the configured bound
 │   └── UnknownModel        no such model is served here
 ├── Overloaded              nobody: try again after `retry_after_s`
-│   └── PoolBusy            the pool is up and will not take one more now
+│   ├── PoolBusy            the pool is up and will not take one more now
+│   └── WaitedTooLong       the request's own wait limit passed before a slot was free
 ├── ServiceFailed           the operator must look
 │   ├── PoolUnavailable     no replica of the pool can take work
 │   └── StreamBroken        the answer stopped after its first byte
 ├── ConfigInvalid           the start is refused; names the path of the bad key
+├── FactsInvalid            a recorded line is not a request
 ├── ModelInvalid            the model source cannot be served; names the field
 └── ProofFailed             an engine answered known prompts wrongly
 """
@@ -60,6 +62,10 @@ class PoolBusy(Overloaded):
     """The pool is up and will not take one more request now."""
 
 
+class WaitedTooLong(Overloaded):
+    """The request's own wait limit passed before a slot was free."""
+
+
 class ServiceFailed(SplitpoolError):
     """The operator must look; the caller may try again after `retry_after_s` seconds."""
 
@@ -80,6 +86,10 @@ class StreamBroken(ServiceFailed):
 
 class ConfigInvalid(SplitpoolError):
     """The configuration is refused; each line names the path of a bad key."""
+
+
+class FactsInvalid(SplitpoolError):
+    """A file of recorded facts cannot be read; names the line."""
 
 
 class ModelInvalid(SplitpoolError):

@@ -8,24 +8,32 @@ from typing import Any
 
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
 from ray.util.accelerators import accelerators
 
 from app.config import AppSettings, DeploymentSettings, PoolSettings, effective, parse
+from app.contracts.placement import Destination
 from app.errors import ConfigInvalid
 from app.pools import weights
+from app.pools.announce import announcer
 from app.pools.engine import Engine
+from app.pools.lending import LendingRules
 from app.pools.proof import Proof
-from app.pools.server import PoolServer
+from app.pools.server import PoolServer, PoolTerms
 from app.pools.simulated import SimulatedEngine
 from app.pools.tokens import SimulatedCounter, TokenCounter, VllmCounter
 from app.pools.vllm import VllmEngine
+from app.replicas import NamedReplicaRouter
 from app.router import InferenceRouter
+from app.routing.policy import LoanTerms, Policy
 
 logger = logging.getLogger(__name__)
 
 # Each worker asks for a thousandth of its accelerator's type, as Ray Serve LLM does: enough to be
 # placed on a node that has one, too little to use it up.
 ACCELERATOR_SHARE = 0.001
+ROUTER = "InferenceRouter"
+START_ATTEMPTS = 3
 
 
 def build(args: dict[str, Any]) -> Application:
@@ -39,8 +47,8 @@ def build(args: dict[str, Any]) -> Application:
     handles = {name: handles[name] for name in settings.pools}
     options = _options(settings.router)
     options["ray_actor_options"] = {"num_cpus": settings.router.num_cpus}
-    router = serve.deployment(serve.ingress()(InferenceRouter), name="InferenceRouter", **options)
-    return router.bind(settings, _counter(settings), handles)
+    router = serve.deployment(serve.ingress()(InferenceRouter), name=ROUTER, **options)
+    return router.bind(settings, _policy(settings), _counter(settings), _replica_name, handles)
 
 
 def _simulated(name: str, settings: AppSettings) -> Engine:
@@ -70,6 +78,46 @@ def _source(settings: AppSettings) -> str:
     return str(Path(settings.model.source).absolute())
 
 
+def _replica_name() -> str:
+    return str(serve.get_replica_context().replica_id.unique_id)
+
+
+def _policy(settings: AppSettings) -> Policy:
+    spills, loans = {}, {}
+    for name, pool in settings.pools.items():
+        spill, lending = pool.admission.spill, pool.admission.lending
+        if spill is not None:
+            spills[name] = Destination(spill.pool, spill.priority)
+        if lending is not None:
+            loans[name] = LoanTerms(
+                lending.max_prompt_tokens, lending.max_output_tokens, lending.from_busy_fraction
+            )
+    return Policy(spills, loans)
+
+
+def _terms(settings: AppSettings, pool: PoolSettings) -> PoolTerms:
+    admission, lending = pool.admission, pool.admission.lending
+    rules = None
+    if lending is not None:
+        rules = LendingRules(
+            max_slots=max(1, int(lending.share * pool.vllm.max_num_seqs)),
+            yield_to=lending.yield_to,
+            resume_after_s=lending.resume_after_s,
+            max_tpot_increase=lending.max_tpot_increase,
+            interval_s=lending.interval_s,
+        )
+    return PoolTerms(
+        headroom_slots=pool.headroom_slots,
+        max_queued=admission.max_queued,
+        max_queued_tokens=admission.max_queued_tokens,
+        aging_s=admission.aging_s,
+        chunks_per_s=pool.chunks_per_s,
+        long_output_tokens=settings.routing.long_output_tokens,
+        niceness=pool.niceness,
+        lending=rules,
+    )
+
+
 def _pool(name: str, settings: AppSettings, handles: dict[str, Application]) -> Application:
     pool = settings.pools[name]
     kind, _, other = pool.proof.references.partition(":")
@@ -86,13 +134,17 @@ def _pool(name: str, settings: AppSettings, handles: dict[str, Application]) -> 
             "num_cpus": pool.deployment.num_cpus,
             "runtime_env": {"env_vars": dict(pool.env)},
         },
+        # A pool that cannot come up says so, instead of trying for ever.
+        max_constructor_retry_count=START_ATTEMPTS,
+        request_router_config=RequestRouterConfig(request_router_class=NamedReplicaRouter),
         **_options(pool.deployment),
     )
     return deployment.bind(
         name,
         partial(ENGINES[pool.engine], name, settings),
         proof,
-        pool.chunks_per_s,
+        _terms(settings, pool),
+        partial(announcer, ROUTER),
         handles[other] if kind == "pool" else None,
     )
 

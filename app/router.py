@@ -10,9 +10,17 @@ from starlette.types import ASGIApp
 from app.api.bodies import BodyBounds
 from app.api.routes import Api
 from app.config import AppSettings
+from app.contracts.pool import PoolSnapshot
 from app.decision import Classifier
+from app.dispatch import Dispatcher
+from app.facts import FactsLog
 from app.pools.tokens import TokenCounter
 from app.relay import PoolClient
+from app.routing.policy import Policy
+from app.routing.view import PoolView
+
+# A pool replica speaks twice a second; one that has been silent this long is gone.
+LEASE_S = 3.0
 
 
 class InferenceRouter:
@@ -21,16 +29,30 @@ class InferenceRouter:
     def __init__(
         self,
         settings: AppSettings,
+        policy: Policy,
         make_counter: Callable[[], TokenCounter],
+        make_name: Callable[[], str],
         handles: dict[str, Any],
     ) -> None:
-        counter = make_counter()
+        counter, name, clock = make_counter(), make_name(), time.monotonic
         self._clients = {
-            name: PoolClient(name, handle, time.monotonic) for name, handle in handles.items()
+            pool: PoolClient(pool, handle, PoolView(name, LEASE_S, clock), clock)
+            for pool, handle in handles.items()
         }
         routing = settings.routing
-        classifier = Classifier(routing.destinations(), routing.long_prompt_tokens, counter)
-        self._api = Api(classifier.decide, self._clients, _bounds(settings, counter))
+        classifier = Classifier(
+            table=routing.destinations(),
+            long_prompt_tokens=routing.long_prompt_tokens,
+            counter=counter,
+            loan_prompt_tokens=policy.loan_prompt_tokens(),
+        )
+        self._api = Api(
+            decide=classifier.decide,
+            dispatcher=Dispatcher(self._clients, policy, name, clock, clock() + LEASE_S),
+            bounds=_bounds(settings, counter),
+            max_wait_s=routing.max_wait_s,
+            facts=FactsLog(routing.facts_file) if routing.facts_file else None,
+        )
         self._watches: list[asyncio.Task[None]] = []
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -38,8 +60,13 @@ class InferenceRouter:
         self._watches = [asyncio.ensure_future(c.watch()) for c in self._clients.values()]
         return self._api.app()
 
+    async def told(self, snapshot: PoolSnapshot) -> None:
+        """A pool replica's word on itself."""
+        if snapshot.pool in self._clients:
+            self._clients[snapshot.pool].told(snapshot)
+
     def check_health(self) -> None:
-        """Without its watches a router would take every pool for gone."""
+        """Without its watches a router would wait for silent replicas for ever."""
         for watch in self._watches:
             if watch.done():
                 watch.result()
@@ -47,10 +74,12 @@ class InferenceRouter:
 
 def _bounds(settings: AppSettings, counter: TokenCounter) -> BodyBounds:
     pools = settings.pools.values()
+    max_model_len = min(p.vllm.max_model_len for p in pools)
     return BodyBounds(
         model_id=settings.model.id,
         vocab_size=counter.vocab_size,
-        max_model_len=min(p.vllm.max_model_len for p in pools),
+        max_model_len=max_model_len,
+        prompt_bytes=max_model_len * counter.bounds.longest_token_bytes,
         body_bytes=settings.limits.body_bytes,
         sequences=settings.limits.sequences,
         prompts=settings.limits.prompts,

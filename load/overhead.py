@@ -24,6 +24,7 @@ from ray.serve.llm.deployment import LLMServer
 from app.config import SimulationSettings, VllmSettings
 from app.contracts.exchange import PoolRequest, ReplyHead
 from app.graph import build
+from app.pools.engine import Tally
 from app.pools.simulated import SimulatedEngine
 
 PORT = 8123
@@ -51,7 +52,7 @@ class SimulatedLlmEngine:
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[str, None]:
         body = request.model_dump_json(exclude_unset=True).encode()
         sent = PoolRequest("/v1/chat/completions", body, request.request_id)
-        async for item in self._engine.respond(sent):
+        async for item in self._engine.respond(sent, Tally()):
             if not isinstance(item, ReplyHead):
                 yield item.decode()
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from app.classify.shape import prompt_bytes, sequences
 from app.contracts.request import Endpoint
 from app.errors import BodyTooLarge, MalformedRequest, UnknownModel, UnsupportedMedia
 
@@ -25,11 +26,15 @@ ROLES_WITH_TEXT = ("system", "developer", "user", "tool", "function")
 
 @dataclass(frozen=True, slots=True)
 class BodyBounds:
-    """What a body may ask for, from the configuration and the model."""
+    """What a body may ask for, from the configuration and the model.
+
+    `prompt_bytes`: no longer text fits into the context.
+    """
 
     model_id: str
     vocab_size: int
     max_model_len: int
+    prompt_bytes: int
     body_bytes: int
     sequences: int
     prompts: int
@@ -71,6 +76,18 @@ def check(endpoint: Endpoint, body: Mapping[str, Any], bounds: BodyBounds) -> No
         _check_tools(body, bounds)
     else:
         _check_prompt(body.get("prompt"), bounds)
+        _check_echo(body)
+        _check_total(body, bounds)
+
+
+def check_length(endpoint: Endpoint, body: Mapping[str, Any], bounds: BodyBounds) -> None:
+    """Refuse a prompt whose bytes alone say that it is longer than the context."""
+    size = prompt_bytes(endpoint, body)
+    if size > bounds.prompt_bytes:
+        raise MalformedRequest(
+            f"the prompt has {size} bytes; none of more than {bounds.prompt_bytes} fits into the "
+            f"context of {bounds.max_model_len} tokens"
+        )
 
 
 def rewritten(raw: bytes, body: Mapping[str, Any]) -> bytes:
@@ -224,6 +241,14 @@ def _check_sequences(body: Mapping[str, Any], bounds: BodyBounds) -> None:
         raise MalformedRequest(f"best_of must be at least n ({count})", param="best_of")
 
 
+def _check_total(body: Mapping[str, Any], bounds: BodyBounds) -> None:
+    total = sequences(Endpoint.COMPLETIONS, body)
+    if total > bounds.prompts:
+        raise MalformedRequest(
+            f"prompt and n make {total} sequences, at most {bounds.prompts} are taken", "n"
+        )
+
+
 def _check_stream_options(body: Mapping[str, Any]) -> None:
     options = body.get("stream_options")
     if options is None:
@@ -363,6 +388,19 @@ def _check_prompt(prompt: Any, bounds: BodyBounds) -> None:
             )
         if isinstance(item, str) is not isinstance(prompts[0], str):
             raise MalformedRequest(f"{path} is not of the kind of the first prompt", param=path)
+
+
+def _check_echo(body: Mapping[str, Any]) -> None:
+    # vLLM 0.29.0 breaks such a stream off in its middle (KeyError in its completion server).
+    many = (body.get("n") or 1) > 1 or _holds_many(body["prompt"])
+    if body.get("echo") and body.get("stream") and body.get("logprobs") is not None and many:
+        raise MalformedRequest(
+            "echo with logprobs streams one prompt and one sequence at a time", param="echo"
+        )
+
+
+def _holds_many(prompt: Any) -> bool:
+    return isinstance(prompt, list) and len(prompt) > 1 and not _is_number(prompt[0])
 
 
 def _is_number(value: object) -> bool:

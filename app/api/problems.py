@@ -11,6 +11,7 @@ PROBLEMS: dict[type[errors.SplitpoolError], tuple[int, str, str]] = {
     errors.BodyTooLarge: (413, "invalid_request_error", "request_too_large"),
     errors.UnknownModel: (404, "invalid_request_error", "model_not_found"),
     errors.PoolBusy: (429, "rate_limit_error", "pool_busy"),
+    errors.WaitedTooLong: (408, "timeout_error", "wait_limit_exceeded"),
     errors.PoolUnavailable: (503, "service_unavailable_error", "pool_unavailable"),
     errors.StreamBroken: (502, "server_error", "stream_broken"),
 }
@@ -22,9 +23,15 @@ def status_of(error: errors.SplitpoolError) -> int:
     return PROBLEMS[type(error)][0]
 
 
+def code_of(error: errors.SplitpoolError) -> str:
+    return PROBLEMS[type(error)][2]
+
+
 def headers_of(error: errors.SplitpoolError) -> dict[str, str]:
-    retry_after_s = getattr(error, "retry_after_s", None)
-    return {} if retry_after_s is None else {"retry-after": str(retry_after_s)}
+    """Which pool it is about, and when to come back, where the failure says so."""
+    if not isinstance(error, errors.Overloaded | errors.ServiceFailed):
+        return {}
+    return {"x-pool": error.pool, "retry-after": str(error.retry_after_s)}
 
 
 def body_of(error: errors.SplitpoolError) -> bytes:

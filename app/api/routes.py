@@ -1,9 +1,11 @@
 """The HTTP surface: which path answers what. In: requests. Out: answers in OpenAI's shapes."""
 
 import asyncio
+import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -15,24 +17,38 @@ from starlette.routing import Route
 from app.api import bodies, problems, views
 from app.api.bodies import BodyBounds
 from app.api.stream import RelayResponse
+from app.classify.demand import demand
 from app.classify.urgency import SERVED_TIER
-from app.contracts.exchange import PoolPort, PoolRequest, Reply
-from app.contracts.placement import Decision
-from app.contracts.request import Endpoint
-from app.errors import BodyTooLarge, SplitpoolError
+from app.contracts.exchange import PoolRequest, Refused, ReplicaLost, Reply
+from app.contracts.placement import Decision, Demand
+from app.contracts.request import Endpoint, Urgency
+from app.dispatch import Dispatcher, Job
+from app.errors import BodyTooLarge, MalformedRequest, SplitpoolError
+from app.facts import FactsLog
 
 # Larger bodies are read and checked in a thread, so that others' chunks keep flowing.
 THREAD_FROM_BYTES = 64 * 1024
+# A day: longer than any completion window that a client can wait for on one connection.
+LONGEST_WAIT_S = 86_400
 Decide = Callable[[Endpoint, Mapping[str, Any], str | None], Awaitable[Decision]]
 
 
 class Api:
     """Every route of one router replica."""
 
-    def __init__(self, decide: Decide, pools: Mapping[str, PoolPort], bounds: BodyBounds) -> None:
+    def __init__(
+        self,
+        decide: Decide,
+        dispatcher: Dispatcher,
+        bounds: BodyBounds,
+        max_wait_s: Mapping[Urgency, float],
+        facts: FactsLog | None = None,
+    ) -> None:
         self._decide = decide
-        self._pools = pools
+        self._dispatcher = dispatcher
         self._bounds = bounds
+        self._max_wait_s = max_wait_s
+        self._facts = facts
         self._started = int(time.time())
 
     def app(self) -> Starlette:
@@ -71,9 +87,12 @@ class Api:
     async def tokenize(self, request: Request) -> Response:
         raw, body = await self._read(request)
         kind = Endpoint.CHAT if "messages" in body else Endpoint.COMPLETIONS
-        bodies.check(kind, body, self._bounds)
-        pool = next(iter(self._pools.values()))
-        return self._relayed(pool, PoolRequest("/tokenize", raw, _fresh_id()), {})
+        if len(raw) < THREAD_FROM_BYTES:
+            bodies.check(kind, body, self._bounds)
+        else:
+            await asyncio.to_thread(bodies.check, kind, body, self._bounds)
+        bodies.check_length(kind, body, self._bounds)
+        return RelayResponse(partial(self._tokenized, raw))  # type: ignore[return-value]
 
     async def models(self, request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._model_card()]})
@@ -84,12 +103,13 @@ class Api:
 
     async def pools(self, request: Request) -> Response:
         """Every pool's live state, in the order of the configuration."""
-        rows = [views.pool(name, port.snapshots()) for name, port in self._pools.items()]
+        clients = self._dispatcher.clients
+        rows = [views.pool(name, c.view.live(), c.view.age_s()) for name, c in clients.items()]
         return JSONResponse({"object": "list", "data": rows})
 
     async def health(self, request: Request) -> Response:
         """200 while every pool has a live replica, 503 otherwise; each pool by name."""
-        alive = {name: len(port.snapshots()) for name, port in self._pools.items()}
+        alive = {name: len(c.view.live()) for name, c in self._dispatcher.clients.items()}
         states = {name: {"healthy": bool(n), "replicas": n} for name, n in alive.items()}
         status = 200 if all(alive.values()) else 503
         return JSONResponse({"healthy": status == 200, "pools": states}, status_code=status)
@@ -97,20 +117,47 @@ class Api:
     async def _generate(self, endpoint: Endpoint, request: Request) -> Response:
         raw, body = await self._read(request)
         decision = await self._decided(endpoint, body, raw, request)
-        destination = decision.placement.destination
         pool_request = PoolRequest(
             path=endpoint,
             body=bodies.rewritten(raw, body),
             request_id=_fresh_id(),
-            priority=destination.priority,
             service_tier=SERVED_TIER[decision.sla_class.urgency],
         )
-        headers = {
-            "x-pool": destination.pool,
-            "x-route-reason": decision.placement.reason,
-        }
-        exact = decision.facts.prompt_tokens.exact
-        return self._relayed(self._pools[destination.pool], pool_request, headers, exact)
+        job = self._dispatcher.job(
+            decision,
+            demand(decision.facts, self._bounds.max_model_len),
+            pool_request,
+            _max_wait_s(request.headers.get("x-max-wait-s"), decision, self._max_wait_s),
+        )
+        # Starlette takes any ASGI application for a response.
+        return RelayResponse(partial(self._opened, job))  # type: ignore[return-value]
+
+    async def _opened(self, job: Job) -> tuple[Reply, Mapping[str, str]]:
+        try:
+            reply, placement = await self._dispatcher.open(job)
+        except SplitpoolError as error:
+            self._record(job, None, problems.code_of(error))
+            raise
+        self._record(job, placement.destination.pool, placement.kind)
+        headers = {"x-pool": placement.destination.pool, "x-route-reason": placement.reason}
+        counted = reply.head.prompt_tokens or job.decision.facts.prompt_tokens.exact
+        return reply, headers | ({} if counted is None else {"x-prompt-tokens": str(counted)})
+
+    async def _tokenized(self, raw: bytes) -> tuple[Reply, Mapping[str, str]]:
+        """Any live pool counts: they all have the same tokenizer. Chat's, the first, is last."""
+        clients = list(self._dispatcher.clients.values())
+        client = next((c for c in reversed(clients) if c.view.live()), clients[0])
+        nothing = Demand(0, 0, 0)
+        replica = client.view.state(nothing, is_deferrable=False).any_replica
+        try:
+            request = PoolRequest("/tokenize", raw, _fresh_id(), demand=nothing, replica=replica)
+            return await client.open(request), {}
+        except (ReplicaLost, Refused) as error:
+            raise client.unavailable() from error
+
+    def _record(self, job: Job, pool: str | None, outcome: str) -> None:
+        if self._facts is not None:
+            self._facts.record(job.decision, pool, outcome)
 
     async def _read(self, request: Request) -> tuple[bytes, dict[str, Any]]:
         raw = await _received(request, self._bounds.body_bytes)
@@ -127,21 +174,6 @@ class Api:
         else:
             await asyncio.to_thread(bodies.check, endpoint, body, self._bounds)
         return await self._decide(endpoint, body, request.headers.get("x-urgency"))
-
-    def _relayed(
-        self,
-        pool: PoolPort,
-        pool_request: PoolRequest,
-        headers: Mapping[str, str],
-        prompt_tokens: int | None = None,
-    ) -> Response:
-        async def opener() -> tuple[Reply, Mapping[str, str]]:
-            reply = await pool.open(pool_request)
-            counted = reply.head.prompt_tokens or prompt_tokens
-            return reply, {} if counted is None else {"x-prompt-tokens": str(counted)}
-
-        # Starlette takes any ASGI application for a response.
-        return RelayResponse(opener, headers)  # type: ignore[return-value]
 
     def _model_card(self) -> dict[str, Any]:
         return {
@@ -162,6 +194,23 @@ async def _received(request: Request, limit: int) -> bytes:
             raise BodyTooLarge(f"the body has more than {limit} bytes")
         parts.append(part)
     return b"".join(parts)
+
+
+def _max_wait_s(
+    header: str | None, decision: Decision, defaults: Mapping[Urgency, float]
+) -> float | None:
+    if header is None:
+        return defaults.get(decision.sla_class.urgency)
+    try:
+        value = float(header)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= LONGEST_WAIT_S:
+        raise MalformedRequest(
+            f"header x-max-wait-s must be seconds above 0 and at most {LONGEST_WAIT_S}",
+            param="x-max-wait-s",
+        )
+    return value
 
 
 def _fresh_id() -> str:

@@ -19,9 +19,8 @@ Opener = Callable[[], Awaitable[tuple[Reply, Mapping[str, str]]]]
 class RelayResponse:
     """An ASGI response: opens the answer, relays it, cancels both when the client has gone."""
 
-    def __init__(self, opener: Opener, headers: Mapping[str, str]) -> None:
+    def __init__(self, opener: Opener) -> None:
         self._opener = opener
-        self._headers = headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.ensure_future(self._relay(send))
@@ -40,12 +39,13 @@ class RelayResponse:
         try:
             reply, headers = await self._opener()
         except SplitpoolError as error:
-            await _send_problem(send, error, self._headers)
+            await _send_problem(send, error)
             return
         try:
-            await self._send_reply(send, reply, {**self._headers, **headers})
+            await self._send_reply(send, reply, headers)
         finally:
             await reply.chunks.aclose()
+            reply.end()
 
     async def _send_reply(self, send: Send, reply: Reply, headers: Mapping[str, str]) -> None:
         await _start(send, reply.head.status, reply.head.content_type, headers)
@@ -68,9 +68,9 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _send_problem(send: Send, error: SplitpoolError, headers: Mapping[str, str]) -> None:
-    extra = {**headers, **problems.headers_of(error)}
-    await _start(send, problems.status_of(error), "application/json", extra)
+async def _send_problem(send: Send, error: SplitpoolError) -> None:
+    headers = problems.headers_of(error)
+    await _start(send, problems.status_of(error), "application/json", headers)
     await _body(send, problems.body_of(error), more=False)
 
 

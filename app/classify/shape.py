@@ -83,10 +83,12 @@ def max_output_tokens(body: Mapping[str, Any]) -> int | None:
 
 def _chat_range(body: Mapping[str, Any], tokenizer: TokenizerBounds) -> TokenRange:
     messages = body["messages"]
-    # A template may drop what an assistant said earlier (its reasoning), never what others did.
-    kept = _utf8(_texts([m.get("content") for m in messages if m.get("role") != "assistant"]))
-    low = kept // tokenizer.longest_token_bytes
-    if body.get("tools"):
+    # A template may drop what an assistant said earlier (its reasoning) and the space around what
+    # others did, nothing more.
+    said = [t for m in messages if m.get("role") != "assistant" for t in _spoken(m.get("content"))]
+    low = sum(len(text.strip().encode()) for text in said) // tokenizer.longest_token_bytes
+    # Tools and calls are written out anew, by rules of the template.
+    if body.get("tools") or any(m.get("tool_calls") for m in messages):
         return TokenRange(low, UNBOUNDED)
     template = tokenizer.template_bytes + tokenizer.message_bytes * (len(messages) - 1)
     return TokenRange(low, _utf8(_texts(messages)) * tokenizer.bytes_growth + template)
@@ -106,6 +108,13 @@ def prompts(body: Mapping[str, Any]) -> list[str | list[int]]:
     if isinstance(prompt, str) or isinstance(prompt[0], int):
         return [prompt]
     return list(prompt)
+
+
+def _spoken(content: Any) -> list[str]:
+    """The texts of a message that are rendered for certain."""
+    if isinstance(content, str):
+        return [content]
+    return [part[part["type"]] for part in content or ()]
 
 
 def _texts(value: Any) -> Iterator[str]:

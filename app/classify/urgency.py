@@ -36,7 +36,7 @@ def _body_urgency(service_tier: object) -> Urgency:
 
 
 def _header_urgency(header: str | None) -> Urgency | None:
-    if header is None:
+    if header is None or not header.strip():
         return None
     urgency = HEADER_VALUES.get(header.strip().lower())
     if urgency is None:

@@ -62,8 +62,10 @@ class RequestFacts:
     declaration: Declaration
     prompt_bytes: int
     prompt_tokens: TokenRange
+    prompts: int
     sequences: int
     max_output_tokens: int | None
+    is_stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)

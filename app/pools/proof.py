@@ -17,7 +17,7 @@ from app.contracts.exchange import PoolRequest, ReplyHead
 from app.contracts.pool import Agreement
 from app.contracts.request import Endpoint
 from app.errors import ProofFailed
-from app.pools.engine import Engine
+from app.pools.engine import Engine, Tally
 
 # Prompts for models that come without reference answers, each with a word that a right answer has.
 KNOWN_ANSWERS = (
@@ -140,7 +140,7 @@ async def _answer(
 
 async def _collected(engine: Engine, request: PoolRequest) -> tuple[int, Any]:
     status, parts = 0, []
-    async with aclosing(engine.respond(request)) as items:
+    async with aclosing(engine.respond(request, Tally())) as items:
         async for item in items:
             if isinstance(item, ReplyHead):
                 status = item.status

@@ -19,6 +19,7 @@ from app.config import SimulationSettings, VllmSettings
 from app.contracts.exchange import PoolRequest, ReplyHead
 from app.contracts.pool import EngineFacts, EngineLoad
 from app.contracts.request import Endpoint
+from app.pools.engine import Tally
 
 WORDS = ("north", "river", "seven", "amber", "stone", "quiet", "paper", "cloud")
 JSON = "application/json"
@@ -98,9 +99,16 @@ class SimulatedEngine:
 
     def load(self) -> EngineLoad:
         waiting = sum(job.sequences for _, _, job in self._waiting)
-        return EngineLoad(self._running, waiting, self._kv_used / self._speeds.kv_tokens)
+        return EngineLoad(
+            running=self._running,
+            waiting=waiting,
+            kv_used_fraction=self._kv_used / self._speeds.kv_tokens,
+            tpot_s=1 / self._speeds.decode_tokens_per_s,
+        )
 
-    async def respond(self, request: PoolRequest) -> AsyncGenerator[ReplyHead | bytes, None]:
+    async def respond(
+        self, request: PoolRequest, tally: Tally
+    ) -> AsyncGenerator[ReplyHead | bytes, None]:
         body = json.loads(request.body)
         if request.path == "/tokenize":
             yield ReplyHead(200, JSON)
@@ -111,15 +119,17 @@ class SimulatedEngine:
             yield ReplyHead(400, JSON)
             yield self._too_long(job)
             return
+        tally.prompted(job.prompt_tokens)
         await self._admit(job)
         try:
             await self._prefill(job)
             if body.get("stream"):
                 yield ReplyHead(200, SSE, job.prompt_tokens)
-                async for chunk in self._stream(job):
+                async for chunk in self._stream(job, tally):
                     yield chunk
             else:
                 await asyncio.sleep(job.output_tokens / self._speeds.decode_tokens_per_s)
+                tally.output_tokens = job.sequences * job.output_tokens
                 yield ReplyHead(200, JSON, job.prompt_tokens)
                 yield json.dumps(self._answer(job)).encode()
         finally:
@@ -172,7 +182,7 @@ class SimulatedEngine:
         self._prefill_free_at = start + job.prompt_tokens / self._speeds.prefill_tokens_per_s
         await asyncio.sleep(self._prefill_free_at - time.monotonic())
 
-    async def _stream(self, job: _Job) -> AsyncIterator[bytes]:
+    async def _stream(self, job: _Job, tally: Tally) -> AsyncIterator[bytes]:
         step_s = 1 / self._speeds.decode_tokens_per_s
         begun = time.monotonic()
         if job.is_chat:
@@ -187,6 +197,7 @@ class SimulatedEngine:
         }
         for number, word in enumerate(words, start=1):
             await asyncio.sleep(begun + number * step_s - time.monotonic())
+            tally.output_tokens += job.sequences
             for index in range(job.sequences):
                 if number < len(words):
                     yield events[index, word]

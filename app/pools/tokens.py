@@ -3,6 +3,7 @@
 In: a checked body. Out: a count, or the renderer's refusal. Two counters, one for each engine.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -49,13 +50,19 @@ class VllmCounter:
 
     def __init__(self, source: str, pool: PoolSettings) -> None:
         import_ray_llm()
+        from jinja2 import TemplateError
         from ray.llm._internal.serve.routing_policies.kv_aware.vllm.tokenizer import (
             TokenizeError,
             Tokenizer,
         )
         from transformers import AutoTokenizer
 
-        self._refusal = TokenizeError
+        # It logs whole bodies that it cannot read; the client is told, the log need not be.
+        logging.getLogger(Tokenizer.__module__).setLevel(logging.ERROR)
+        # What a body can make the renderer and its template raise.
+        self._refusals = (
+            TokenizeError, TypeError, ValueError, KeyError, AttributeError, TemplateError,
+        )  # fmt: skip
         self._tokenizer = Tokenizer(llm_config("tokenizer", source, pool))
         self.bounds = _bounds(AutoTokenizer.from_pretrained(source))
         self.vocab_size = _vocab_size(source)
@@ -74,8 +81,8 @@ class VllmCounter:
     async def _count_one(self, body: Mapping[str, Any]) -> int:
         try:
             tokens = await self._tokenizer.tokenize(dict(body))
-        except self._refusal as error:
-            raise MalformedRequest(str(error)) from error
+        except self._refusals as error:
+            raise MalformedRequest(f"the prompt cannot be rendered: {error}") from error
         if tokens is None:
             raise MalformedRequest("the prompt cannot be rendered: a field is of the wrong type")
         return len(tokens)

@@ -10,22 +10,44 @@ import contextvars
 import importlib
 import json
 import logging
+import statistics
+from collections import deque
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from app.config import PoolSettings
 from app.contracts.exchange import PoolRequest, ReplyHead
 from app.contracts.pool import EngineFacts, EngineLoad
+from app.pools.engine import Tally
 
 logger = logging.getLogger(__name__)
 
 # Entries that ray.serve.llm 2.60.0 registers on import; each can be lost to another process once.
 REGISTRY_ENTRIES = 4
+FAULT = 500
+# Not implemented, and full.
+HONEST = (501, 503)
+UNPROCESSABLE = json.dumps(
+    {
+        "error": {
+            "message": "the engine cannot process this request: a field has a value it fails on",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "unprocessable_request",
+        }
+    }
+).encode()
+JSON = "application/json"
+DONE = b"data: [DONE]"
+ROLE = b'"delta":{"role":"assistant"'
 PRIORITY_HEADER = b"x-vllm-priority"
 # How long vLLM may take to act on a disconnect; it takes one step of its event loop.
 DISCONNECT_LIMIT_S = 1.0
-# Prompt lengths of the request that runs in this context, as handed to the engine.
-_prompt_lengths: contextvars.ContextVar[list[int]] = contextvars.ContextVar("prompt_lengths")
+# The count of the request that runs in this context.
+_tally: contextvars.ContextVar[Tally] = contextvars.ContextVar("tally")
+# Tokens whose times make up the medians of a load report.
+RECENT = 32
 
 
 def import_ray_llm() -> None:
@@ -86,8 +108,19 @@ class VllmEngine:
         for path in state.openai_serving_models.base_model_paths:
             path.name = self._model_id
         for serving in (state.openai_serving_chat, state.openai_serving_completion):
-            serving.engine_client = _LengthNoting(serving.engine_client)
+            serving.engine_client = _Counting(serving.engine_client)
         state.engine_client.logger_manager.stat_loggers.append(self._tap)
+
+    def _headers(self, request: PoolRequest) -> list[tuple[bytes, bytes]]:
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(request.body)).encode()),
+            (b"x-request-id", request.request_id.encode()),
+        ]
+        # An engine that is first come, first served refuses any priority but 0.
+        if request.priority and self._pool.vllm.scheduling_policy == "priority":
+            headers.append((PRIORITY_HEADER, str(request.priority).encode()))
+        return headers
 
     def facts(self) -> EngineFacts:
         config = self._app.state.engine_client.vllm_config
@@ -102,38 +135,68 @@ class VllmEngine:
         )
 
     def load(self) -> EngineLoad:
-        return self._tap.last
+        return self._tap.load()
 
     async def check_health(self) -> None:
         await self._server.check_health()
 
-    async def respond(self, request: PoolRequest) -> AsyncGenerator[ReplyHead | bytes, None]:
-        call = _AsgiCall(self._app, request)
+    async def respond(
+        self, request: PoolRequest, tally: Tally
+    ) -> AsyncGenerator[ReplyHead | bytes, None]:
+        headers = self._headers(request)
+        call = _AsgiCall(self._app, request, headers, tally)
         try:
             status, content_type = await call.head()
-            first = await call.chunk()
-            if content_type.startswith("text/event-stream") and _is_error_event(first):
-                # The engine failed before its first token: the status can still say so.
-                problem = _event_data(first)
-                status = int(json.loads(problem)["error"]["code"])
-                yield ReplyHead(status, "application/json", sum(call.prompt_lengths) or None)
-                yield problem
-                return
-            yield ReplyHead(status, content_type, sum(call.prompt_lengths) or None)
+            chunks = [await call.chunk()]
+            if content_type.startswith("text/event-stream"):
+                if ROLE in chunks[0]:
+                    # It comes with the first token: an engine that fails on it fails right after.
+                    chunks.append(await call.chunk())
+                problem = next((_event_data(c) for c in chunks if _is_error_event(c)), None)
+                if chunks[-1].startswith(DONE):
+                    # It ended without a token and without saying why.
+                    status = FAULT
+                elif problem is not None:
+                    # The engine failed before its first token: the status can still say so.
+                    status, content_type = int(json.loads(problem)["error"]["code"]), JSON
+                    chunks = [problem]
+            if status >= FAULT and status not in HONEST:
+                chunks = [await self._at_fault(status, chunks[0])]
+                status, content_type = 400, JSON
+            yield ReplyHead(status, content_type, tally.prompt_tokens or None)
             if status == 200 and request.service_tier is not None:
-                first = with_service_tier(first, request.service_tier)
-            while first:
-                yield first
-                first = await call.chunk()
+                chunks[0] = with_service_tier(chunks[0], request.service_tier)
+            for chunk in chunks:
+                yield chunk
+            while status == 200 and (chunk := await call.chunk()):
+                yield chunk
         finally:
             await call.close()
+
+    async def _at_fault(self, status: int, answer: bytes) -> bytes:
+        """What to answer instead of an engine's 500.
+
+        An engine that is dead raises here, and the replica counts as lost. One that is well was
+        given something that it does not expect: the request is at fault.
+        """
+        await self.check_health()
+        logger.warning("engine answered %d: %s", status, answer[:500].decode(errors="replace"))
+        return UNPROCESSABLE
 
 
 class SchedulerTap:
     """Keeps vLLM's last scheduler report; a member of its list of stat loggers."""
 
     def __init__(self) -> None:
-        self.last = EngineLoad(running=0, waiting=0, kv_used_fraction=0.0)
+        self._last = (0, 0, 0.0)
+        self._ttft_s: deque[float] = deque(maxlen=RECENT)
+        self._tpot_s: deque[float] = deque(maxlen=RECENT)
+
+    def load(self) -> EngineLoad:
+        running, waiting, kv_used_fraction = self._last
+        return EngineLoad(
+            running, waiting, kv_used_fraction, _median(self._ttft_s), _median(self._tpot_s)
+        )
 
     def record(
         self,
@@ -143,11 +206,14 @@ class SchedulerTap:
         engine_idx: int = 0,
     ) -> None:
         if scheduler_stats is not None:
-            self.last = EngineLoad(
-                running=scheduler_stats.num_running_reqs,
-                waiting=scheduler_stats.num_waiting_reqs,
-                kv_used_fraction=scheduler_stats.kv_cache_usage,
+            self._last = (
+                scheduler_stats.num_running_reqs,
+                scheduler_stats.num_waiting_reqs,
+                scheduler_stats.kv_cache_usage,
             )
+        if iteration_stats is not None:
+            self._ttft_s.extend(iteration_stats.time_to_first_tokens_iter)
+            self._tpot_s.extend(iteration_stats.inter_token_latencies_iter)
 
     def log(self) -> None:
         """Nothing to print."""
@@ -168,8 +234,8 @@ def with_service_tier(chunk: bytes, tier: str) -> bytes:
     return chunk.replace(b"{", b"{" + said + b",", 1)
 
 
-class _LengthNoting:
-    """An engine client that notes the length of each prompt it is given."""
+class _Counting:
+    """An engine client that counts the tokens of each request on its context's tally."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -177,23 +243,38 @@ class _LengthNoting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
-    def generate(self, prompt: Any, *args: Any, **kwargs: Any) -> Any:
-        _prompt_lengths.get([]).append(len(prompt.get("prompt_token_ids") or ()))
-        return self._client.generate(prompt, *args, **kwargs)
+    def generate(self, prompt: Any, sampling_params: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = self._client.generate(prompt, sampling_params, *args, **kwargs)
+        tally = _tally.get(None)
+        if tally is None:
+            return outputs
+        tally.prompted(len(prompt.get("prompt_token_ids") or ()))
+        return _counted(outputs, tally, is_delta=sampling_params.output_kind.name == "DELTA")
+
+
+async def _counted(outputs: Any, tally: Tally, *, is_delta: bool) -> AsyncGenerator[Any, None]:
+    seen = 0
+    async with aclosing(outputs):
+        async for output in outputs:
+            tokens = sum(len(part.token_ids) for part in output.outputs)
+            tally.output_tokens += tokens if is_delta else tokens - seen
+            seen = tokens
+            yield output
 
 
 class _AsgiCall:
     """One request through an ASGI application in this process."""
 
-    def __init__(self, app: Any, request: PoolRequest) -> None:
-        self.prompt_lengths: list[int] = []
+    def __init__(
+        self, app: Any, request: PoolRequest, headers: list[tuple[bytes, bytes]], tally: Tally
+    ) -> None:
         self._body: bytes | None = request.body
         self._sent: asyncio.Queue[Any] = asyncio.Queue()
         self._gone = asyncio.Event()
         context = contextvars.copy_context()
-        context.run(_prompt_lengths.set, self.prompt_lengths)
+        context.run(_tally.set, tally)
         self._task = asyncio.get_running_loop().create_task(
-            self._run(app, _scope(request)), context=context
+            self._run(app, _scope(request.path, headers)), context=context
         )
 
     async def head(self) -> tuple[int, str]:
@@ -241,28 +322,25 @@ class _AsgiCall:
         return {"type": "http.disconnect"}
 
 
-def _scope(request: PoolRequest) -> dict[str, Any]:
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(request.body)).encode()),
-        (b"x-request-id", request.request_id.encode()),
-    ]
-    if request.priority:
-        headers.append((PRIORITY_HEADER, str(request.priority).encode()))
+def _scope(path: str, headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
         "http_version": "1.1",
         "method": "POST",
         "scheme": "http",
-        "path": request.path,
-        "raw_path": request.path.encode(),
+        "path": path,
+        "raw_path": path.encode(),
         "query_string": b"",
         "root_path": "",
         "headers": headers,
         "client": None,
         "server": None,
     }
+
+
+def _median(values: deque[float]) -> float | None:
+    return statistics.median(values) if values else None
 
 
 def _is_error_event(chunk: bytes) -> bool:

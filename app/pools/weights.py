@@ -1,16 +1,21 @@
 """Says in one line what is wrong with a model directory, before an engine dies of it."""
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 from app.config import AppSettings
-from app.errors import ModelInvalid
+from app.errors import ConfigInvalid, ModelInvalid
 
 
 def check(settings: AppSettings) -> None:
-    """`ModelInvalid` if a real engine is to serve a model that cannot be served."""
-    if any(pool.engine == "vllm" for pool in settings.pools.values()):
-        check_source(Path(settings.model.source))
+    """`ModelInvalid` if a model, or the answers it is held against, cannot be used."""
+    for name, pool in settings.pools.items():
+        if pool.engine == "vllm":
+            check_source(Path(settings.model.source))
+        references = pool.proof.references
+        if ":" not in references and references not in ("known", "none"):
+            _check_references(f"pools.{name}.proof.references", Path(references))
 
 
 def check_source(source: Path) -> None:
@@ -29,3 +34,24 @@ def check_source(source: Path) -> None:
         raise ModelInvalid(f"model.source: {path} is not valid JSON: {error}") from error
     if not isinstance(config, dict) or not config.get("architectures"):
         raise ModelInvalid(f"model.source: {path} names no architectures")
+
+
+def _check_references(key: str, path: Path) -> None:
+    try:
+        json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ModelInvalid(f"{key}: {path} holds no reference answers: {error}") from error
+
+
+def check_arguments(settings: AppSettings) -> None:
+    """`ConfigInvalid` for an argument that vLLM does not know. Importing vLLM takes seconds."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import FrontendArgs
+
+    known = {f.name for kind in (AsyncEngineArgs, FrontendArgs) for f in fields(kind)}
+    for name, pool in settings.pools.items():
+        unknown = sorted(set(pool.vllm.extra) - known)
+        if pool.engine == "vllm" and unknown:
+            raise ConfigInvalid(
+                f"pools.{name}.vllm.extra.{unknown[0]}: vLLM knows no such argument"
+            )

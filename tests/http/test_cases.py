@@ -104,6 +104,26 @@ REFUSED = {
     "role_missing": chat(messages=[{"content": "hi"}]),
     "message_not_an_object": chat(messages=["hi"]),
     "stop_number": chat(stop=5),
+    # What the engine itself fails on with a 500: the request is at fault, not the pool.
+    "top_k_beyond_64_bits": chat(top_k=2**70),
+    "structured_outputs_text": chat(structured_outputs="x"),
+    "structured_outputs_of_escapes": chat(structured_outputs={"choice": ['"', "\\", "\n"]}),
+    "grammar_without_end": chat(structured_outputs={"grammar": 'root ::= root "a"'}),
+    "schema_of_itself": schema(json_schema={"name": "x", "schema": {"$ref": "#"}}),
+    "schema_of_huge_bounds": schema(
+        json_schema={
+            "name": "x",
+            "schema": {"type": "integer", "minimum": 10**30, "maximum": 10**40},
+        }
+    ),
+    "schema_of_broken_pattern": schema(
+        json_schema={
+            "name": "x",
+            "schema": {"type": "object", "patternProperties": {"(((": {}}},
+        }
+    ),
+    "template_argument_twice": chat(chat_template_kwargs={"conversation": []}),
+    "echo_of_many": text([[1, 2], [3]], echo=True, logprobs=1, n=2, stream=True),
     "top_logprobs_huge": chat(logprobs=True, top_logprobs=10**6),
 }  # fmt: skip
 
@@ -200,6 +220,32 @@ def test_a_body_of_another_type_is_refused(url: str, kind: str | None) -> None:
 
 def test_a_body_beyond_the_limit_is_refused(url: str) -> None:
     assert_problem(post(url, *said("x" * (9 * 2**20))), 413)
+
+
+def test_a_text_to_tokenize_is_bounded(url: str) -> None:
+    """A long one would keep every chat of its pool waiting."""
+    assert_problem(post(url, "/tokenize", {"prompt": "word " * 1_500_000}), 400)
+    assert post(url, "/tokenize", {"prompt": "word " * 1000}).json()["count"] >= 1000
+
+
+PADDED = [{"type": "text", "text": "hi", "cache_control": {"note": "x" * 200_000}}]
+EMPTY_PARTS = [{"type": "text", "text": ""}] * 5000
+
+
+@pytest.mark.parametrize("content", [PADDED, EMPTY_PARTS], ids=["padded", "empty_parts"])
+def test_what_is_not_rendered_does_not_make_a_prompt_long(url: str, content: Any) -> None:
+    answer = post(url, *said(content))
+    assert answer.headers["x-pool"] == "latency"
+    assert int(answer.headers["x-prompt-tokens"]) < 100
+
+
+def test_what_is_rendered_anew_is_counted(url: str) -> None:
+    arguments = json.dumps({"numbers": [1e15] * 130}).replace("1000000000000000.0", "1e15")
+    call = {**CALL, "function": {"name": "f", "arguments": arguments}}
+    path, body = history(content=None, tool_calls=[call])
+    answer = post(url, path, body)
+    long = int(answer.headers["x-prompt-tokens"]) >= 1024
+    assert answer.headers["x-pool"] == ("throughput" if long else "latency")
 
 
 def test_an_unknown_model_is_404(url: str) -> None:

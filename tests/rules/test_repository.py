@@ -51,6 +51,18 @@ def test_kv_cache_dtypes_are_those_of_the_pinned_vllm() -> None:
     assert known == list(get_args(config.KvCacheDtype))
 
 
+def test_an_argument_that_vllm_does_not_know_is_named(tmp_path: Path) -> None:
+    text = (ROOT / "serve_configs/local.yaml").read_text()
+    path = tmp_path / "bad.yaml"
+    path.write_text(text.replace("enforce_eager: true", "enforce_eagr: true", 1))
+    command = [Path(sys.executable).parent / "splitpool", "serve", path]
+    run = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert run.returncode == 1
+    assert "pools.latency.vllm.extra.enforce_eagr: " in run.stderr
+
+
 def test_readme_commands_exist() -> None:
     """Each `make X` is a target, each file that a command names is there."""
     readme = (ROOT / "README.md").read_text()

@@ -3,13 +3,12 @@
 import json
 import os
 import signal
-import time
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.serve.support import wait_for
+from tests.serve.support import pool_row, until, wait_for
 
 HI = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 LONG = {"messages": [{"role": "user", "content": "word " * 3000}], "max_tokens": 2}
@@ -17,21 +16,6 @@ LONG = {"messages": [{"role": "user", "content": "word " * 3000}], "max_tokens":
 
 def chat(url: str, **fields: Any) -> httpx.Response:
     return httpx.post(f"{url}/v1/chat/completions", json={**HI, **fields}, timeout=30)
-
-
-def pool_row(url: str, name: str) -> dict[str, Any]:
-    rows = httpx.get(f"{url}/v1/pools", timeout=10).json()["data"]
-    found: dict[str, Any] = next(row for row in rows if row["id"] == name)
-    return found
-
-
-def until(condition: Any, limit_s: float) -> bool:
-    end = time.monotonic() + limit_s
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.1)
-    return False
 
 
 @pytest.mark.parametrize(

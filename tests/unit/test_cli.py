@@ -28,6 +28,11 @@ def test_a_refusal_is_one_line_and_not_zero(
     [
         ("max_num_seqs: 8", "max_num_sequences: 8", "pools.latency.vllm.max_num_sequences: "),
         ("source: .models/SmolLM2-135M-Instruct", "source: .models/none", "model.source: "),
+        (
+            "references: .models/SmolLM2-135M-Instruct/references.json",
+            "references: none.json",
+            "pools.latency.proof.references: none.json",
+        ),
     ],
 )
 def test_serve_refuses_before_it_starts_anything(

@@ -57,6 +57,15 @@ DEPLOYMENT = "pools.latency.deployment"
         ("pools.latency.engine", "simulated", "simulation is not set"),
         ("pools.latency.proof.references", "pool:nowhere", "pools.latency.proof.references"),
         ("routing.table.urgent.short.pool", "nowhere", "routing.table.urgent.short.pool"),
+        ("pools.latency.admission.headroom", 1.0, "pools.latency.admission.headroom"),
+        ("pools.latency.admission.lending.share", 0, "pools.latency.admission.lending.share"),
+        ("pools.latency.admission.spill.pool", "nowhere", "pools.latency.admission.spill.pool"),
+        ("pools.latency.admission.spill", {"pool": "latency"}, "a pool cannot be its own"),
+        ("pools.throughput.admission.max_queued", 449, "must be at least twice vllm.max_num_seqs"),
+        ("router", {"max_ongoing_requests": 600}, "router.max_ongoing_requests 600 must be"),
+        ("pools.latency.vllm.max_num_queued_reqs", 24, "max_num_queued_reqs 24 must be at least"),
+        ("routing.max_wait_s", {"urgent": 0.0}, "routing.max_wait_s.urgent"),
+        ("routing.max_wait_s", {"soon": 1.0}, "routing.max_wait_s.soon"),
         ("routing.table.urgent.short.priority", -5, "scheduling_policy: priority"),
         ("routing.table.urgent", {"long": {"pool": "latency"}}, "table.urgent lacks short"),
         ("routing.long_prompt_tokens", 0, "routing.long_prompt_tokens"),
@@ -89,3 +98,19 @@ def test_the_effective_configuration_is_a_configuration() -> None:
     settings = config.parse(ARGS)
     assert config.parse(yaml.safe_load(config.effective(settings))) == settings
     assert "graceful_shutdown_timeout_s: 20.0" in config.effective(settings)
+
+
+@pytest.mark.parametrize("name", ["local", "one_pool", "simulated", "prod"])
+def test_the_effective_configuration_is_the_configuration(name: str) -> None:
+    """parse(render(x)) = x: what is printed can be served again."""
+    settings = config.load(LOCAL.with_name(f"{name}.yaml"))
+    assert config.parse(yaml.safe_load(config.effective(settings))) == settings
+
+
+@pytest.mark.parametrize(
+    ("headroom", "slots"), [(0.0, 0), (0.01, 1), (0.25, 2), (0.26, 3), (0.99, 8)]
+)
+def test_headroom_is_rounded_up_to_whole_slots(headroom: float, slots: int) -> None:
+    args = copy.deepcopy(ARGS)
+    set_path("pools.latency.admission.headroom", headroom)(args)
+    assert config.parse(args).pools["latency"].headroom_slots == slots

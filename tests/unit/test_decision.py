@@ -54,7 +54,7 @@ def test_tokens_are_counted_only_when_the_count_can_change_the_pool(
     size: int, tier: str | None, tokens: int, destination: Destination, asked: int
 ) -> None:
     counter = FakeCounter(tokens)
-    assert decide(counter, size, tier).placement.destination == destination
+    assert decide(counter, size, tier).home == destination
     assert counter.asked == asked
 
 
@@ -68,4 +68,15 @@ def test_tokens_are_counted_only_when_the_count_can_change_the_pool(
     ],
 )
 def test_the_reason_names_what_decided(size: int, tier: str | None, reason: str) -> None:
-    assert decide(FakeCounter(120), size, tier).placement.reason == reason
+    assert decide(FakeCounter(120), size, tier).reason == reason
+
+
+@pytest.mark.parametrize(("size", "asked"), [(90, 0), (500, 1), (2000, 0)])
+def test_deferrable_work_is_counted_where_that_decides_whether_it_may_borrow(
+    size: int, asked: int
+) -> None:
+    counter = FakeCounter(100)
+    classifier = Classifier(TABLE, 1000, counter, loan_prompt_tokens=100)
+    body = {"prompt": "x" * size, "service_tier": "flex"}
+    asyncio.run(classifier.decide(Endpoint.COMPLETIONS, body, None))
+    assert counter.asked == asked

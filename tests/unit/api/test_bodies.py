@@ -13,6 +13,7 @@ BOUNDS = bodies.BodyBounds(
     model_id="m",
     vocab_size=100,
     max_model_len=64,
+    prompt_bytes=9000,
     body_bytes=10_000,
     sequences=4,
     prompts=3,

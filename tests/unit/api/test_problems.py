@@ -35,5 +35,8 @@ def test_an_engines_large_error_of_no_known_form_is_replaced() -> None:
 
 
 def test_only_failures_to_be_tried_again_carry_retry_after() -> None:
-    assert problems.headers_of(errors.PoolBusy("m", "latency", 7)) == {"retry-after": "7"}
+    assert problems.headers_of(errors.PoolBusy("m", "latency", 7)) == {
+        "x-pool": "latency",
+        "retry-after": "7",
+    }
     assert problems.headers_of(errors.MalformedRequest("m")) == {}

@@ -57,6 +57,24 @@ def test_tools_leave_the_upper_bound_open() -> None:
     assert prompt_range(CHAT, body, BOUNDS) == TokenRange(5, UNBOUNDED)
 
 
+def test_calls_leave_the_upper_bound_open() -> None:
+    """1e15 in arguments was rendered as sixteen digits: bytes are no bound of what is rewritten."""
+    said = message("x" * 50, "assistant") | {"tool_calls": [{"function": {"name": "f"}}]}
+    assert prompt_range(CHAT, {"messages": [said]}, BOUNDS) == TokenRange(0, UNBOUNDED)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param([{"type": "text", "text": ""}] * 1000, id="empty_parts"),
+        pytest.param([{"type": "text", "text": "", "note": "x" * 9000}], id="other_fields"),
+        pytest.param(" " * 9000, id="space_that_a_template_strips"),
+    ],
+)
+def test_only_what_is_rendered_for_certain_raises_the_lower_bound(content: Any) -> None:
+    assert prompt_range(CHAT, {"messages": [message(content)]}, BOUNDS).low == 0
+
+
 @pytest.mark.parametrize("name", ["chat_template", "truncate_prompt_tokens", "documents"])
 def test_what_changes_the_rendering_must_be_counted(name: str) -> None:
     body = {"messages": [message("x")], name: "y"}

@@ -8,9 +8,9 @@ import pytest
 
 from app.config import SimulationSettings, VllmSettings
 from app.contracts.exchange import PoolRequest, ReplyHead
-from app.contracts.pool import EngineLoad
 from app.errors import ModelInvalid
 from app.pools.chunks import joined
+from app.pools.engine import Tally
 from app.pools.simulated import SimulatedEngine
 from app.pools.vllm import with_service_tier
 from app.pools.weights import check_source
@@ -37,7 +37,7 @@ async def collected(source: AsyncGenerator[ReplyHead | bytes, None]) -> list[Any
 
 def test_a_simulated_stream_has_one_chunk_a_token_then_usage_then_done() -> None:
     sent = request(stream=True, stream_options={"include_usage": True})
-    head, *chunks = asyncio.run(collected(engine().respond(sent)))
+    head, *chunks = asyncio.run(collected(engine().respond(sent, Tally())))
     assert head.status == 200
     assert len(chunks) == 1 + 3 + 1 + 1
     usage = json.loads(chunks[-2].removeprefix(b"data: "))["usage"]
@@ -46,7 +46,7 @@ def test_a_simulated_stream_has_one_chunk_a_token_then_usage_then_done() -> None
 
 
 def test_a_prompt_beyond_the_context_is_refused() -> None:
-    head, _ = asyncio.run(collected(engine().respond(request(max_tokens=64))))
+    head, _ = asyncio.run(collected(engine().respond(request(max_tokens=64), Tally())))
     assert head.status == 400
 
 
@@ -55,24 +55,24 @@ def test_slots_are_given_by_priority_and_freed_by_closing() -> None:
 
     async def scene() -> None:
         two = engine(slots=2)
-        firsts = [two.respond(request(stream=True, max_tokens=40)) for _ in range(2)]
+        firsts = [two.respond(request(stream=True, max_tokens=40), Tally()) for _ in range(2)]
         for stream in firsts:
             await anext(stream)
         order: list[int] = []
 
         async def waiter(priority: int) -> None:
-            await collected(two.respond(request(priority)))
+            await collected(two.respond(request(priority), Tally()))
             order.append(priority)
 
         tasks = [asyncio.create_task(waiter(p)) for p in (10, 0, -10)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        assert two.load() == EngineLoad(2, 3, two.load().kv_used_fraction)
+        assert (two.load().running, two.load().waiting) == (2, 3)
         await firsts[0].aclose()
         await asyncio.gather(*tasks)
         assert order == [-10, 0, 10]
         await firsts[1].aclose()
-        assert two.load() == EngineLoad(0, 0, 0.0)
+        assert (two.load().running, two.load().waiting, two.load().kv_used_fraction) == (0, 0, 0.0)
 
     asyncio.run(scene())
 

@@ -8,6 +8,7 @@ import pytest
 from app.contracts.exchange import PoolRequest, ReplyHead
 from app.contracts.pool import EngineFacts, EngineLoad
 from app.errors import ProofFailed
+from app.pools.engine import Tally
 from app.pools.proof import Proof, agreement
 
 
@@ -27,7 +28,9 @@ class FakeEngine:
     def load(self) -> EngineLoad:
         return EngineLoad(0, 0, 0.0)
 
-    async def respond(self, request: PoolRequest) -> AsyncGenerator[ReplyHead | bytes, None]:
+    async def respond(
+        self, request: PoolRequest, tally: Tally
+    ) -> AsyncGenerator[ReplyHead | bytes, None]:
         yield ReplyHead(200, "application/json")
         choice = {"token_ids": self.tokens, "message": {"content": self.text}}
         yield json.dumps({"choices": [choice]}).encode()

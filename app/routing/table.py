@@ -1,8 +1,8 @@
-"""Chooses a pool for one request from its SLA class. Knows nothing of Ray, HTTP or time."""
+"""The home of each SLA class. Knows nothing of Ray, HTTP, load or time."""
 
 from collections.abc import Mapping
 
-from app.contracts.placement import Destination, Placement
+from app.contracts.placement import Destination
 from app.contracts.request import RequestFacts, Shape, SlaClass, Urgency
 
 RoutingTable = Mapping[Urgency, Mapping[Shape, Destination]]
@@ -14,15 +14,12 @@ def shape_matters(table: RoutingTable, urgency: Urgency) -> bool:
     return row[Shape.SHORT] != row[Shape.LONG]
 
 
-def place(
-    table: RoutingTable, sla_class: SlaClass, facts: RequestFacts, threshold: int
-) -> Placement:
-    """The class's destination, with a reason that names what decided."""
-    destination = table[sla_class.urgency][sla_class.shape]
-    return Placement(destination, _reason(table, sla_class, facts, threshold))
+def home(table: RoutingTable, sla_class: SlaClass) -> Destination:
+    return table[sla_class.urgency][sla_class.shape]
 
 
-def _reason(table: RoutingTable, sla_class: SlaClass, facts: RequestFacts, threshold: int) -> str:
+def reason(table: RoutingTable, sla_class: SlaClass, facts: RequestFacts, threshold: int) -> str:
+    """What decided, with its figures."""
     if not shape_matters(table, sla_class.urgency):
         return f"{sla_class.urgency}; prompts of every length go here"
     tokens = facts.prompt_tokens

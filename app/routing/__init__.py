@@ -1,0 +1,1 @@
+"""Where a request goes: pure functions of its class and of what the pools said last."""
