@@ -16,6 +16,8 @@ from typing import Any
 import httpx
 
 CHAT = "/v1/chat/completions"
+# Nobody of a burst is done before the last one has come.
+LONG = {"max_tokens": 64, "ignore_eos": True}
 
 
 def body(content: str, **fields: Any) -> dict[str, Any]:
@@ -71,8 +73,8 @@ def together(url: str, bodies: list[dict[str, Any]]) -> list[httpx.Response]:
 def test_a_burst_of_exactly_the_slots_waits_nowhere_and_one_more_spills(url: str) -> None:
     slots = row(url, "latency")["slots"]
     with most_waiting(url, "latency") as waiting:
-        exact = together(url, [body(f"{n} hi", max_tokens=16) for n in range(slots)])
-        one_more = together(url, [body(f"{n} ho", max_tokens=16) for n in range(slots + 1)])
+        exact = together(url, [body(f"{n} hi", **LONG) for n in range(slots)])
+        one_more = together(url, [body(f"{n} ho", **LONG) for n in range(slots + 1)])
     assert {a.headers["x-pool"] for a in exact} == {"latency"}
     pools = Counter(a.headers["x-pool"] for a in one_more)
     assert pools == {"latency": slots, "throughput": 1}
