@@ -134,10 +134,10 @@ def test_idle_slots_are_lent_to_a_backlog_and_chat_gets_them_back(url: str) -> N
         ]
         # Ten seconds of quiet since the last chat, then one loan after the other.
         end = time.monotonic() + 40
-        while row(url, "latency")["lent_slots"] == 0 and time.monotonic() < end:
+        # All that is lent: a single loan may be one that home has just overtaken.
+        while (lent := row(url, "latency")["lent_slots"]) < 4 and time.monotonic() < end:
             time.sleep(0.1)
-        lent = row(url, "latency")["lent_slots"]
-        assert 0 < lent <= 4
+        assert lent == 4
         chat = httpx.post(f"{url}{CHAT}", json=body("hi"), timeout=60)
         assert (chat.status_code, chat.headers["x-pool"]) == (200, "latency")
         answers = [f.result() for f in lines]
