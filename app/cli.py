@@ -76,8 +76,7 @@ def _serve(options: argparse.Namespace) -> None:
     """Becomes `serve run`, which alone would try a bad file again and again and never end."""
     settings = config.load(options.file)
     weights.check(settings)
-    if any(pool.vllm.extra for pool in settings.pools.values() if pool.engine == "vllm"):
-        weights.check_arguments(settings)
+    weights.check_arguments(settings)
     print(config.effective(settings), flush=True)
     serve = str(Path(sys.executable).parent / "serve")
     os.execv(serve, [serve, "run", str(options.file)])

@@ -10,8 +10,9 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,31 +104,25 @@ async def stream(session: aiohttp.ClientSession, url: str, tokens: int) -> Measu
     return Measured(first_s, time.perf_counter() - begun, chunks)
 
 
-async def first_chunk_ms(
-    session: aiohttp.ClientSession, urls: list[str], pairs: int, tokens: int
-) -> dict[str, Any]:
-    """One stream at a time, the order changing from pair to pair; the first pair warms up."""
+async def medians(
+    urls: list[str], pairs: int, once: Callable[[str], Awaitable[float]]
+) -> dict[str, float]:
+    """Of `once` at each address, the order changing from pair to pair; the first pair warms up."""
     taken: dict[str, list[float]] = {url: [] for url in urls}
     for pair in range(pairs + 1):
         for url in urls if pair % 2 else reversed(urls):
-            taken[url].append((await stream(session, url, tokens)).first_s)
-    return {url: 1000 * statistics.median(values[1:]) for url, values in taken.items()}
+            taken[url].append(await once(url))
+    return {url: statistics.median(values[1:]) for url, values in taken.items()}
 
 
-async def chunks_per_s(
-    session: aiohttp.ClientSession, urls: list[str], pairs: int, streams: int
-) -> dict[str, float]:
-    """`streams` at once, in pairs as above."""
-    rates: dict[str, list[float]] = {url: [] for url in urls}
-    for pair in range(pairs + 1):
-        for url in urls if pair % 2 else reversed(urls):
-            begun = time.perf_counter()
-            done = await asyncio.gather(
-                *(stream(session, url, LONG_TOKENS) for _ in range(streams))
-            )
-            total = sum(m.chunks for m in done)
-            rates[url].append(total / (time.perf_counter() - begun))
-    return {url: statistics.median(values[1:]) for url, values in rates.items()}
+async def first_chunk_ms(session: aiohttp.ClientSession, tokens: int, url: str) -> float:
+    return 1000 * (await stream(session, url, tokens)).first_s
+
+
+async def chunks_per_s(session: aiohttp.ClientSession, streams: int, url: str) -> float:
+    begun = time.perf_counter()
+    done = await asyncio.gather(*(stream(session, url, LONG_TOKENS) for _ in range(streams)))
+    return sum(m.chunks for m in done) / (time.perf_counter() - begun)
 
 
 async def measure(urls: list[str], pairs: int, tokens: int, streams: int) -> dict[str, Any]:
@@ -135,10 +130,10 @@ async def measure(urls: list[str], pairs: int, tokens: int, streams: int) -> dic
     timeout = aiohttp.ClientTimeout(total=120)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-        first = await first_chunk_ms(session, urls, pairs, tokens)
+        first = await medians(urls, pairs, partial(first_chunk_ms, session, tokens))
         report = row("first_content_chunk_ms", first, 1)
         if streams:
-            rate = await chunks_per_s(session, urls, pairs // 2, streams)
+            rate = await medians(urls, pairs // 2, partial(chunks_per_s, session, streams))
             report |= {"streams": streams, **row("chunks_per_s", rate, 0)}
     return report
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.classify.shape import prompt_bytes, sequences
+from app.classify.shape import prompt_bytes, prompts, sequences
 from app.contracts.request import Endpoint
 from app.errors import BodyTooLarge, MalformedRequest, UnknownModel, UnsupportedMedia
 
@@ -392,15 +392,11 @@ def _check_prompt(prompt: Any, bounds: BodyBounds) -> None:
 
 def _check_echo(body: Mapping[str, Any]) -> None:
     # vLLM 0.29.0 breaks such a stream off in its middle (KeyError in its completion server).
-    many = (body.get("n") or 1) > 1 or _holds_many(body["prompt"])
+    many = (body.get("n") or 1) > 1 or len(prompts(body)) > 1
     if body.get("echo") and body.get("stream") and body.get("logprobs") is not None and many:
         raise MalformedRequest(
             "echo with logprobs streams one prompt and one sequence at a time", param="echo"
         )
-
-
-def _holds_many(prompt: Any) -> bool:
-    return isinstance(prompt, list) and len(prompt) > 1 and not _is_number(prompt[0])
 
 
 def _is_number(value: object) -> bool:

@@ -87,10 +87,7 @@ class Api:
     async def tokenize(self, request: Request) -> Response:
         raw, body = await self._read(request)
         kind = Endpoint.CHAT if "messages" in body else Endpoint.COMPLETIONS
-        if len(raw) < THREAD_FROM_BYTES:
-            bodies.check(kind, body, self._bounds)
-        else:
-            await asyncio.to_thread(bodies.check, kind, body, self._bounds)
+        await self._check(kind, body, raw)
         bodies.check_length(kind, body, self._bounds)
         return RelayResponse(partial(self._tokenized, raw))  # type: ignore[return-value]
 
@@ -169,11 +166,14 @@ class Api:
     async def _decided(
         self, endpoint: Endpoint, body: dict[str, Any], raw: bytes, request: Request
     ) -> Decision:
+        await self._check(endpoint, body, raw)
+        return await self._decide(endpoint, body, request.headers.get("x-urgency"))
+
+    async def _check(self, endpoint: Endpoint, body: dict[str, Any], raw: bytes) -> None:
         if len(raw) < THREAD_FROM_BYTES:
             bodies.check(endpoint, body, self._bounds)
         else:
             await asyncio.to_thread(bodies.check, endpoint, body, self._bounds)
-        return await self._decide(endpoint, body, request.headers.get("x-urgency"))
 
     def _model_card(self) -> dict[str, Any]:
         return {

@@ -45,13 +45,16 @@ def _check_references(key: str, path: Path) -> None:
 
 def check_arguments(settings: AppSettings) -> None:
     """`ConfigInvalid` for an argument that vLLM does not know. Importing vLLM takes seconds."""
+    extras = {n: p.vllm.extra for n, p in settings.pools.items() if p.engine == "vllm"}
+    if not any(extras.values()):
+        return
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import FrontendArgs
 
     known = {f.name for kind in (AsyncEngineArgs, FrontendArgs) for f in fields(kind)}
-    for name, pool in settings.pools.items():
-        unknown = sorted(set(pool.vllm.extra) - known)
-        if pool.engine == "vllm" and unknown:
+    for name, extra in extras.items():
+        unknown = sorted(set(extra) - known)
+        if unknown:
             raise ConfigInvalid(
                 f"pools.{name}.vllm.extra.{unknown[0]}: vLLM knows no such argument"
             )
