@@ -1,4 +1,4 @@
-"""What an experiment is given and what it says in the end. Plain values; prints and draws nothing."""
+"""What an experiment is given and what it says in the end. Plain values, nothing printed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
