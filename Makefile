@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 MODEL := .models/SmolLM2-135M-Instruct
 LOCK := requirements/cpu.lock
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
+# vLLM computes an fp8 KV cache on a CPU only with AVX-512 or AMX.
+LOCAL := serve_configs/$(shell grep -qsE 'avx512f|amx_tile' /proc/cpuinfo && echo local || echo local_without_fp8).yaml
 PYTEST := $(BIN)/python -m pytest -p no:cacheprovider
 
 # No call leaves the machine: no usage reports, no model hub.
@@ -19,7 +21,7 @@ export HF_HUB_OFFLINE := 1
 setup: $(VENV)/.installed $(MODEL)/references.json
 
 serve: setup
-	$(BIN)/splitpool serve serve_configs/local.yaml
+	$(BIN)/splitpool serve $(LOCAL)
 
 # The tiers run apart: a Ray that one has started is not to be seen by the next.
 test: setup

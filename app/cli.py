@@ -9,7 +9,7 @@ from pathlib import Path
 from app import config, facts
 from app.errors import SplitpoolError
 from app.model import DEFAULT_OUT, prepare
-from app.pools import weights
+from app.pools import preflight
 from app.replay import replay
 from app.routing.table import RoutingTable
 
@@ -75,8 +75,9 @@ def _config(options: argparse.Namespace) -> None:
 def _serve(options: argparse.Namespace) -> None:
     """Becomes `serve run`, which alone would try a bad file again and again and never end."""
     settings = config.load(options.file)
-    weights.check(settings)
-    weights.check_arguments(settings)
+    preflight.check(settings)
+    preflight.check_arguments(settings)
+    preflight.check_cpu(settings)
     print(config.effective(settings), flush=True)
     serve = str(Path(sys.executable).parent / "serve")
     os.execv(serve, [serve, "run", str(options.file)])

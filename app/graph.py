@@ -14,7 +14,7 @@ from ray.util.accelerators import accelerators
 from app.config import AppSettings, DeploymentSettings, PoolSettings, effective, parse
 from app.contracts.placement import Destination
 from app.errors import ConfigInvalid
-from app.pools import weights
+from app.pools import preflight
 from app.pools.announce import announcer
 from app.pools.engine import Engine
 from app.pools.lending import LendingRules
@@ -40,7 +40,7 @@ def build(args: dict[str, Any]) -> Application:
     """The application of a Serve config file's `args`; `ConfigInvalid` names each bad key."""
     settings = parse(args)
     logger.info("effective configuration:\n%s", effective(settings))
-    weights.check(settings)
+    preflight.check(settings)
     handles: dict[str, Application] = {}
     for name in _dependency_order(settings):
         handles[name] = _pool(name, settings, handles)

@@ -20,6 +20,7 @@ from app.config import PoolSettings
 from app.contracts.exchange import PoolRequest, ReplyHead
 from app.contracts.pool import EngineFacts, EngineLoad
 from app.pools.engine import Tally
+from app.pools.preflight import check_cache
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,9 @@ class VllmEngine:
         self._tap = SchedulerTap()
 
     async def start(self) -> None:
+        if self._pool.device == "cpu":
+            # Asked again where the replica is: the node that was deployed from may be another kind.
+            check_cache("kv_cache_dtype", self._pool.vllm.kv_cache_dtype)
         import_ray_llm()
         from ray.serve.llm.deployment import LLMServer
 

@@ -124,3 +124,29 @@ def test_the_longest_urgent_prompt_does_not_stall_a_running_chat(url: str) -> No
     assert (answer.status_code, answer.headers["x-pool"]) == (200, "throughput")
     assert len(seen) >= 40
     assert max(b - a for a, b in pairwise(seen)) < 3
+
+
+def test_idle_slots_are_lent_to_a_backlog_and_chat_gets_them_back(url: str) -> None:
+    """One client for all lines: a hundred clients take a minute to make, and home keeps up."""
+    end = time.monotonic() + 30
+    # The quiet that a chat before this test has asked for.
+    while row(url, "latency")["lendable_slots"] < 4 and time.monotonic() < end:
+        time.sleep(0.1)
+    line = body("Write a line.", max_tokens=64, service_tier="flex", ignore_eos=True)
+    with (
+        httpx.Client(base_url=url, timeout=300, limits=httpx.Limits(max_connections=100)) as client,
+        ThreadPoolExecutor(100) as threads,
+    ):
+        lines = [threads.submit(client.post, CHAT, json=line) for _ in range(100)]
+        end = time.monotonic() + 40
+        # One loan every half second, and each runs for seconds.
+        while (lent := row(url, "latency")["lent_slots"]) < 4 and time.monotonic() < end:
+            time.sleep(0.1)
+        assert lent == 4
+        chat = httpx.post(f"{url}{CHAT}", json=body("hi"), timeout=60)
+        assert (chat.status_code, chat.headers["x-pool"]) == (200, "latency")
+        answers = [f.result() for f in lines]
+    assert Counter(a.status_code for a in answers) == {200: 100}
+    assert len({a.json()["id"] for a in answers}) == 100
+    assert {a.headers["x-pool"] for a in answers} == {"latency", "throughput"}
+    assert row(url, "latency")["counts"]["evicted"] >= 1

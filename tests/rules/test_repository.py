@@ -17,6 +17,7 @@ YAMLS = sorted(ROOT.glob("serve_configs/*.yaml"))
 def test_there_are_configs() -> None:
     assert [path.name for path in YAMLS] == [
         "local.yaml",
+        "local_without_fp8.yaml",
         "one_pool.yaml",
         "prod.yaml",
         "simulated.yaml",
@@ -33,6 +34,18 @@ def test_every_yaml_is_a_serve_config() -> None:
         ["git", "ls-files", "*.yaml", "*.yml"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
     assert sorted(tracked) == [str(path.relative_to(ROOT)) for path in YAMLS]
+
+
+def test_the_local_config_without_fp8_differs_in_its_types_only() -> None:
+    trees = [
+        config.load(ROOT / "serve_configs" / name).model_dump()
+        for name in ("local.yaml", "local_without_fp8.yaml")
+    ]
+    for tree in trees:
+        for pool in tree["pools"].values():
+            pool["vllm"].pop("dtype")
+            pool["vllm"].pop("kv_cache_dtype")
+    assert trees[0] == trees[1]
 
 
 def test_both_local_pools_have_the_same_kv_bytes() -> None:

@@ -71,18 +71,24 @@ Answer = Reply | Refusal | Exception
 
 
 class FakeClient:
-    """One pool that gives its answers in turn; an answer may be a refusal or a failure."""
+    """One pool that gives its answers in turn; an answer may be a refusal or a failure.
 
-    def __init__(self, pool: str, clock: Callable[[], float], *answers: Answer) -> None:
+    Each takes `takes_s` on the clock.
+    """
+
+    def __init__(self, pool: str, clock: "Clock", *answers: Answer) -> None:
         self.pool = pool
         self.view = PoolView("me", 5.0, clock)
         self.answers = list(answers)
         self.asked: list[PoolRequest] = []
+        self.clock = clock
+        self.takes_s = 0.0
 
     async def open(
         self, request: PoolRequest, on_admitted: Callable[[], None] | None = None
     ) -> Reply:
         self.asked.append(request)
+        self.clock.now += self.takes_s
         answer = self.answers.pop(0)
         if isinstance(answer, Refusal):
             raise Refused(self.pool, request, answer)

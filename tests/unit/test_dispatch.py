@@ -132,9 +132,12 @@ def test_what_could_not_be_taken_back_does_not_borrow(made: Any) -> None:
 def test_evicted_work_goes_home_once_keeps_its_age_and_is_not_refused() -> None:
     scene = Scene([Refusal("needed", 1, is_eviction=True)], [reply(b"{}")])
     lending(scene)
+    # What it spent in the lent slot counts as waiting, so that it is not last again at home.
+    scene.latency.takes_s = 0.75
     _, placement = scene.run(BATCH, max_wait_s=1.0)
     assert placement.kind is Kind.HOME
     again = scene.throughput.asked[0]
+    assert again.waited_s == 0.75
     assert (again.must_finish, again.max_wait_s, again.may_move) == (True, None, False)
 
 

@@ -1,19 +1,16 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from app.config import SimulationSettings, VllmSettings
 from app.contracts.exchange import PoolRequest, ReplyHead
-from app.errors import ModelInvalid
 from app.pools.chunks import joined
 from app.pools.engine import Tally
 from app.pools.simulated import SimulatedEngine
 from app.pools.vllm import with_service_tier
-from app.pools.weights import check_source
 
 CHAT = "/v1/chat/completions"
 FAST = SimulationSettings(
@@ -114,26 +111,3 @@ def test_a_failure_comes_after_the_chunks_before_it() -> None:
 )
 def test_the_served_tier_is_written_into_the_first_chunk(chunk: bytes, told: bytes) -> None:
     assert with_service_tier(chunk, "flex") == told
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        (None, "not a directory"),
-        ("", "no readable config.json"),
-        ("{", "not valid JSON"),
-        ('{"a": 1}', "names no architectures"),
-    ],
-)
-def test_a_model_that_cannot_be_served_is_one_line(
-    tmp_path: Path, content: str | None, complaint: str
-) -> None:
-    source = tmp_path / "model"
-    if content is not None:
-        source.mkdir()
-        if content:
-            (source / "config.json").write_text(content)
-    with pytest.raises(ModelInvalid, match=complaint) as refusal:
-        check_source(source)
-    assert "model.source" in str(refusal.value)
-    assert "\n" not in str(refusal.value)

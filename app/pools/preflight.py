@@ -1,4 +1,4 @@
-"""Says in one line what is wrong with a model directory, before an engine dies of it."""
+"""Says in one line what no engine could start with: a model, an argument, a type of cache."""
 
 import json
 from dataclasses import fields
@@ -58,3 +58,26 @@ def check_arguments(settings: AppSettings) -> None:
             raise ConfigInvalid(
                 f"pools.{name}.vllm.extra.{unknown[0]}: vLLM knows no such argument"
             )
+
+
+def check_cpu(settings: AppSettings) -> None:
+    """`ConfigInvalid` for a KV cache that this machine's CPU cannot compute. Imports torch."""
+    for name, pool in settings.pools.items():
+        if pool.engine == "vllm" and pool.device == "cpu":
+            check_cache(f"pools.{name}.vllm.kv_cache_dtype", pool.vllm.kv_cache_dtype)
+
+
+def check_cache(key: str, kind: str) -> None:
+    """The condition of vLLM 0.29.0's CPU attention, which says so once its engine has died."""
+    if kind.startswith("fp8") and not _computes_fp8():
+        raise ConfigInvalid(
+            f"{key}: {kind} needs a CPU with AVX-512 or AMX and this one has neither; "
+            "auto keeps the cache in the type of vllm.dtype, as "
+            "serve_configs/local_without_fp8.yaml does"
+        )
+
+
+def _computes_fp8() -> bool:
+    import torch
+
+    return torch.cpu._is_avx512_supported() or torch.cpu._is_amx_tile_supported()
